@@ -9,8 +9,9 @@
 // decode/merge.cuh, bit for bit.
 //
 //   at the start:  mbarriers are initialised;  arrive at the cluster barrier
-//   at the end:    tell the others that no tile of this block is read any more (parts come where tiles were)
-//                  when all have said so: pieces of the part -> the shared memory of who merges them, counted there
+//   at the end:    tell the others that no tile of this block is read any more (parts come where tiles were, if there is
+//                  no stage that none came to);  when all have said so: pieces of the part -> the shared memory of who
+//                  merges them, counted there
 //   each warp:     for its pieces, when all are there: max, sum of all parts, a part per lane;  O = sum over parts
 //                  O / sum -> global
 //
@@ -23,7 +24,7 @@ template <ForwardConfig config>
 struct ClusterMerge : MergeParts<config> {
   using Base = MergeParts<config>;
   using Base::features, Base::warp, Base::lane, Base::warps, Base::repairs_rows;
-  using Base::num_rows, Base::row_of, Base::finish_row, Base::write_lse, Base::output, Base::repair;
+  using Base::num_rows, Base::row_of, Base::finish_row, Base::write_lse, Base::write_four, Base::output, Base::repair;
   using Base::storage, Base::item;
   using typename Base::Row, typename Base::Four, typename Base::Pair, typename Base::Mailbox;
 
@@ -31,9 +32,12 @@ struct ClusterMerge : MergeParts<config> {
   static constexpr int blocks = tile::max(1, config.item_blocks);
   static_assert(!in_cluster || blocks <= 16);
   static constexpr int part_lanes = blocks <= 4 ? 4 : blocks <= 8 ? 8 : 16;  // a part per lane, and again the same
-  // A piece is 32 columns of a row; a row that may have to be repaired is one, and belongs to one warp.
-  static constexpr int chunks = tile::ceil_div(config.head_dim_v, 32), row_pieces = repairs_rows ? 1 : chunks;
+  // A piece is 32 columns of a row. Where a block merges several rows it is a row, whose statistics are then merged once;
+  // so is a row that may have to be repaired, which belongs to one warp.
+  static constexpr int chunks = tile::ceil_div(config.head_dim_v, 32);
+  static constexpr int row_pieces = repairs_rows || config.block_q >= 4 * blocks ? 1 : chunks;
   static constexpr int piece_columns = 32 * chunks / row_pieces;
+  static constexpr int lane_columns = piece_columns % 128 == 0 ? 4 : 1;  // neighbours, that a lane merges at a time
 
   /// What a block is sent, where its tiles were: pieces of `parts` parts each, then their statistics.
   static constexpr int statistics_offset = 2 * (config.block_q * row_pieces + blocks) * piece_columns;  // in floats
@@ -79,9 +83,16 @@ struct ClusterMerge : MergeParts<config> {
     }
   }
 
+  /// Whether no block of the cluster has so many tiles that it uses its last stage: parts may come there at any time.
+  __device__ __forceinline__ static bool has_free_stage(const Item<config>& item) {
+    if constexpr (received_bytes > DecodeLayout(config).stage_bytes) return false;
+    return item.end_tile - item.first_tile <= blocks * (config.num_stages - 1);
+  }
+
   /// After a barrier of the block's warps: none of them reads its tiles any more.
   __device__ __forceinline__ void announce() const {
     Mailbox& mailbox = storage.mailbox;
+    if (has_free_stage(item)) return ptx::cluster_wait();  // all have begun, and their mbarriers are initialised
     if (warp == 0) {
       ptx::cluster_wait();  // all have begun, and their mbarriers are initialised
       if (lane < share_of(item).parts)
@@ -94,13 +105,26 @@ struct ClusterMerge : MergeParts<config> {
   __device__ __forceinline__ void send(float* received, int row, int column, const Four& sum,
                                        const Pair& statistics) const {
     const Share share = share_of(item);
-    const int piece = row * row_pieces + (repairs_rows ? 0 : column / 32), place = column % piece_columns;
+    const int piece = row * row_pieces + (row_pieces == 1 ? 0 : column / 32), place = column % piece_columns;
     const int slot = share.slot_of(piece, share.rank);
     const auto owner = static_cast<unsigned>(share.owner_of(piece));
     const unsigned barrier = ptx::cluster_address(&storage.mailbox.received, owner),
                    to = ptx::cluster_address(received, owner);
     ptx::cluster_store_async(to + 4 * (slot * piece_columns + place), sum, barrier);
     if (place == 0) ptx::cluster_store_async(to + 4 * (statistics_offset + 2 * slot), statistics, barrier);
+  }
+
+  /// A lane's columns of a row, if they exist; whether all are finite. By the whole warp.
+  __device__ __forceinline__ bool write_columns(const Row& place, int column, const ptx::Vector<float, lane_columns>& total,
+                                                float factor) const {
+    if constexpr (lane_columns == 4) {
+      return column >= config.head_dim_v || write_four(place, column, total, factor);
+    } else {
+      const float value = factor == 0 ? 0 : total[0] * factor, next = ptx::shuffle_xor(value, 1), check = value * 0;
+      if (column < config.head_dim_v && lane % 2 == 0)
+        ptx::store_global(reinterpret_cast<unsigned*>(output(place) + column), ptx::pack<features.dtype>(value, next));
+      return check == check;
+    }
   }
 
   /// The pieces that this block has been sent.
@@ -125,28 +149,27 @@ struct ClusterMerge : MergeParts<config> {
       float sum = own[1] * own_factor;
 #pragma unroll
       for (int step = 1; step < part_lanes; step *= 2) sum += ptx::shuffle_xor(sum, step);
-      float lse, check = 0;
+      float lse;
       const Row place = row_of(row);
       const float factor = finish_row(place, max, sum, lse);
       if (piece % row_pieces == 0 && lane == 0) write_lse(place, lse);
+      bool finite = true;
 #pragma unroll 1
-      for (int begin = 0; begin < piece_columns; begin += 32) {
-        float total = 0;
+      for (int begin = lane_columns * lane; begin < piece_columns; begin += 32 * lane_columns) {
+        using Columns = ptx::Vector<float, lane_columns>;
+        Columns total{};
 #pragma unroll
         for (int x = 0; x < blocks; ++x) {
           const float part_factor = ptx::shuffle(own_factor, x);
           if (x >= share.parts) continue;
-          const auto value = ptx::load_shared<float>(from + 4 * ((slot + x) * piece_columns + begin + lane));
-          total = ptx::fma(part_factor, value, total);
+          const auto value = ptx::load_shared<Columns>(from + 4 * ((slot + x) * piece_columns + begin));
+#pragma unroll
+          for (int c = 0; c < lane_columns; ++c) total[c] = ptx::fma(part_factor, value[c], total[c]);
         }
-        const int column = piece % row_pieces * 32 + begin + lane;
-        const float value = factor == 0 ? 0 : total * factor, next = ptx::shuffle_xor(value, 1);
-        check = ptx::fma(value, 0, check);
-        if (column < config.head_dim_v && lane % 2 == 0)
-          ptx::store_global(reinterpret_cast<unsigned*>(output(place) + column), ptx::pack<features.dtype>(value, next));
+        finite = write_columns(place, piece % row_pieces * 32 + begin, total, factor) && finite;
       }
       if constexpr (repairs_rows) {
-        if (ptx::any(check != check)) repair(place, lse);
+        if (ptx::any(!finite)) repair(place, lse);
       }
     }
   }

@@ -148,8 +148,10 @@ struct Consumer : Queries<config> {
     if (item_tile + count < storage.item.split_end(item_tile) && position + 1 < run.end) return;
     const Finish finish{args, storage.finish, storage.sequence, storage.item};
     const int tile = item_tile, begin = item_begin;
-    cursor = {storage.item, tile + count - 1};                  // kept there meanwhile, and after finish() another's
-    auto* received = reinterpret_cast<float*>(&storage.stage);  // by a block of a cluster, which loads no more
+    cursor = {storage.item, tile + count - 1};  // kept there meanwhile, and after finish() another's
+    // What the blocks of a cluster send comes where tiles were, or to a stage that had none.
+    const int free_stage = Finish::in_cluster && Finish::has_free_stage(storage.item) ? Base::stages - 1 : 0;
+    auto* received = reinterpret_cast<float*>(&storage.stage[free_stage]);
     if constexpr (!Base::fetches_early) finish(run, parts, tile, count, begin, rows, O, scale_log2(), received);
     if constexpr (config.item_blocks == 0) next_item(position, count);
     if constexpr (Base::fetches_early) finish(run, parts, tile, count, begin, rows, O, scale_log2(), received);

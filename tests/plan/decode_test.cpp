@@ -209,7 +209,7 @@ TEST(PlanDecode, FewItemsAreClusters) {
   EXPECT_EQ(item_blocks(problem), 0);
 }
 
-/// Rows of an item: 16 where tiles of keys are too few for all SMs, 32 where items are cut, else 64.
+/// Rows of an item: 16 where tiles of keys are few and each SM has an item, 32 where few SMs would have one, else 64.
 TEST(PlanDecode, RowsOfAnItemFollowTheKeys) {
   const auto rows = [](std::int64_t batch, std::int64_t keys, std::int64_t group, const DeviceInfo& device = h200) {
     Problem problem = one_token(batch, keys);
@@ -217,7 +217,8 @@ TEST(PlanDecode, RowsOfAnItemFollowTheKeys) {
     return make_plan(problem, Pass::forward, device).block_q;
   };
   EXPECT_EQ(rows(8, 1024, 16), 16);
-  EXPECT_EQ(rows(8, 1024, 8), 16);
+  EXPECT_EQ(rows(4, 1024, 16), 32);
+  EXPECT_EQ(rows(16, 4096, 16), 64);
   EXPECT_EQ(rows(1, 32768, 16), 32);
   EXPECT_EQ(rows(64, 2048, 16), 64);
   EXPECT_EQ(rows(64, 2048, 8), 32);

@@ -71,16 +71,16 @@ std::int64_t reserve_decode_parts(const Problem& problem, const abi::ForwardConf
 namespace {
 
 /// Rows of an item at most. Sums of wide rows leave no registers for the scores of many. On sm_90 a few tiles of keys are
-/// read for each 16 rows once more from L2, by SMs that would have nothing to do: 8 x 64/4 x 1024 with 4 queries takes 17.6
-/// us, with 32 rows 20.6, with 64 28.3. Items that are cut have 32, which are merged sooner: 1 x 64/4 x 32768 45.4 us, with
-/// 64 58.9; 64 x 64/4 x 2048, which are whole, 105.5 and 90.2.
+/// read for each 16 rows once more from L2, where each SM then has an item: 8 x 64/4 x 1024 with 4 queries takes 17.2 us,
+/// with 32 rows 19.1, with 64 21.6. Items of which few SMs would have one have 32 rows: 32 x 8/1 x 4096 with 8 queries 37.4
+/// us, with 64 41.2; but 8 x 32/8 x 4096 with 16 queries 54.4 and 49.2, 64 x 64/4 x 2048 105.5 and 90.2.
 std::int64_t max_rows(const Problem& problem, const DeviceInfo& device) {
   constexpr std::int64_t tile_keys = 128, most = 64;
   if (problem.head_dim_v > 128) return 16;
   if (device.arch != 90) return most;
-  const std::int64_t heads = problem.batch * problem.heads_kv;
-  if (heads * ceil_div(problem.seq_kv, tile_keys) <= 2 * device.num_sms) return 16;
-  return heads * ceil_div(decode_rows(problem), most) < device.num_sms ? 32 : most;
+  const std::int64_t heads = problem.batch * problem.heads_kv, rows = decode_rows(problem), sms = device.num_sms;
+  if (heads * ceil_div(problem.seq_kv, tile_keys) <= 2 * sms && heads * ceil_div(rows, 16) >= sms - sms / 16) return 16;
+  return 9 * heads * ceil_div(rows, most) < 4 * sms ? 32 : most;
 }
 
 int block_q_of(const Problem& problem, const DeviceInfo& device) {
