@@ -4,6 +4,7 @@
 // tile/tile_map.cuh. Two bits a tile, 32 tiles of keys to a pair of words. One granularity for every kernel and pass. It is
 // the region SharedRegion::masks of the workspace.
 
+#include "abi/config.h"
 #include "abi/key_bounds.h"
 
 namespace flash_attention::abi {
@@ -14,11 +15,37 @@ struct TileWords {
   unsigned full;  // all are
 };
 
-/// Rows of tiles that a block of mask/tile_map.cuh takes: a byte of a column, or as many as make words of masks together.
-constexpr int mask_map_rows(bool makes_words) { return makes_words ? 2 : 8; }
-
 /// Words of a row of tiles.
 constexpr int map_words(long long seq_kv) { return static_cast<int>((seq_kv + 32 * mask_unit - 1) / (32 * mask_unit)); }
+
+/// How words come from the bytes of a boolean mask, where the launch of the map makes words.
+enum class MapBytes : int {
+  none,    // they do not
+  beside,  // with other masks
+  alone    // the boolean mask is by itself
+};
+constexpr MapBytes map_bytes(const Features& features, bool makes_words) {
+  if (!features.mask || !makes_words) return MapBytes::none;
+  return features.has_mask_data() ? MapBytes::beside : MapBytes::alone;
+}
+
+/// Rows of tiles that a block of mask/tile_map.cuh takes: those of a byte of a column. Where it makes words of masks fewer,
+/// if all SMs would not have one else; of a boolean mask those of a tile of the kernel, or one.
+constexpr int max_map_rows = 8;
+constexpr int mask_map_rows(bool makes_words, MapBytes bytes, int block_q, long long seq_q, long long seq_kv) {
+  if (bytes != MapBytes::none) return bytes == MapBytes::alone ? 1 : block_q / mask_unit;
+  const long long tiles = (seq_q + mask_unit - 1) / mask_unit * map_words(seq_kv);
+  return !makes_words || tiles >= 256 * 8 ? max_map_rows : tiles >= 256 * 4 ? 4 : 2;
+}
+
+/// What a mask program's tensors hold in a tile of keys is found once for the rows of a block: of so many reads.
+constexpr int max_seen_keys = 8, seen_keys_bytes = 16 * max_seen_keys;
+
+/// Blocks that take the rows of tiles. Columns have whole words.
+constexpr int mask_map_row_blocks(bool makes_words, int rows, long long seq_q) {
+  if (!makes_words) return 32 / rows * map_words(seq_q);
+  return static_cast<int>((seq_q + rows * mask_unit - 1) / (rows * mask_unit));
+}
 
 /// Rows of tiles of one head's map, and where those of a sequence begin. batches: 1 where all entries share a map.
 constexpr long long map_rows(bool packed, long long batches, long long seq_q, long long total_q) {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "mask/byte_class.cuh"
+#include "mask/byte_rows.cuh"
 #include "mask/byte_words.cuh"
 #include "ptx/launch.cuh"
 #include "ptx/memory.cuh"
@@ -9,15 +10,17 @@
 
 // Which tiles of 64 queries and 64 keys the masks show, before the kernel that attends: abi/tile_map.h.
 //
-// A block takes 32 tiles of keys and 8 rows of tiles, or 2 where it makes words of masks, so that many SMs take part:
+// A block takes 32 tiles of keys and 8 rows of tiles, or fewer where it makes words of masks, so that many SMs take part:
 //
 //     for each tile of keys, by a warp:    what the hidden rows of its 64 keys have in common      bounds_of
+//     for all tiles of keys, by one warp:  what a program's tensors hold there                     seen_keys
 //     for each row of tiles, by a warp:    a lane classifies one tile: none, partial or full       class_at
 //       two votes make the words of the row: seen, full
 //     [the same words by columns, for the backward pass]
 //     [for each partial block, for 32 rows, by a warp: a bit for each pair]                        word_maker.cuh
 //
 // With a boolean mask and words: those of all blocks first, which say what the tiles are          byte_words.cuh
+// or, where it is by itself, rows of bytes, 16 a lane                                             byte_rows.cuh
 //
 // The counter by which the next launch takes its tiles is set to 0 here, too (dynamic_scheduler).
 
@@ -29,13 +32,17 @@ template <ForwardConfig config>
 struct MaskMap {
   static constexpr Features features = config.features;
   static constexpr bool makes_words = config.block_kv != 0;
-  static constexpr int rows_of_block = mask_map_rows(makes_words);
-  static constexpr int byte_parts = features.mask ? config.num_warps / rows_of_block : 1;
+  static constexpr MapBytes from_bytes = map_bytes(features, makes_words);
+  static constexpr int byte_rows = from_bytes == MapBytes::beside ? config.block_q / mask_unit : max_map_rows;
+  static constexpr int byte_parts = features.mask && from_bytes != MapBytes::alone ? config.num_warps / byte_rows : 1;
+  using SeenKeys = typename tile::Program<features.mask_program>::SeenKeys;
+  static_assert(sizeof(SeenKeys) <= seen_keys_bytes, "the planner reserves as much");
 
   struct SharedStorage {
     KeyBounds bounds[32];
-    TileWords rows[rows_of_block];
-    TileWords bytes[rows_of_block][byte_parts];
+    SeenKeys seen_keys[features.mask_program ? 32 : 1];
+    TileWords rows[max_map_rows];
+    TileWords bytes[byte_rows][byte_parts];
   };
 
   /// What a boolean mask says of a row of tiles: several warps take some of its 64 rows each.
@@ -91,15 +98,17 @@ struct MaskMap {
   }
 
   /// What a mask program leaves of the rows [first, last] and the keys of a unit, from intervals (abi/interval.h).
-  __device__ __forceinline__ TileClass program_of(int first, int last, int unit, TileClass found) const {
+  __device__ __forceinline__ TileClass program_of(int first, int last, int unit, const SeenKeys& keys,
+                                                  TileClass found) const {
     if (found == TileClass::none) return found;
     const int key = unit * mask_unit;
-    const auto seen = data.program.seen(first, last + 1, key, tile::min(key + mask_unit, sequence.rows_kv));
+    const auto seen = data.program.seen(first, last + 1, key, tile::min(key + mask_unit, sequence.rows_kv), keys);
     return !seen.can_be_true ? TileClass::none : seen.can_be_false ? TileClass::partial : found;
   }
 
   /// What the masks say of the rows of tile `row` and the keys of a unit that exists; `bytes` is what a boolean one says.
-  __device__ __forceinline__ TileClass class_at(const KeyBounds& bounds, int row, int unit, TileClass bytes) const {
+  __device__ __forceinline__ TileClass class_at(const KeyBounds& bounds, const SeenKeys& keys, int row, int unit,
+                                                TileClass bytes) const {
     const int first = row * mask_unit, last = tile::min(first + mask_unit, sequence.rows_q) - 1;
     TileClass found = TileClass::full;
     if constexpr (features.hidden_bounds != 0) found = class_of(bounds, first, last);
@@ -111,7 +120,7 @@ struct MaskMap {
     if constexpr (features.mask) {
       if (bytes != TileClass::full && found != TileClass::none) found = bytes;
     }
-    if constexpr (features.mask_program) found = program_of(first, last, unit, found);
+    if constexpr (features.mask_program) found = program_of(first, last, unit, keys, found);
     return found;
   }
 
@@ -136,7 +145,7 @@ __device__ __forceinline__ void map_by_words(const MaskMap<config>& map, const t
                                              int row_begin, int word) {
   using Warps = mask::WarpsOfWords<config.block_q, config.num_warps>;
   using Map = MaskMap<config>;
-  static_assert(Warps::row_tiles == Map::rows_of_block);
+  static_assert(Warps::row_tiles == Map::byte_rows);
   auto& storage = ptx::shared_storage<typename Map::SharedStorage>();
   constexpr int groups_of_tile = Warps::row_groups / Warps::row_tiles;
   const TileWords found = mask::make_all_words<config.features, config.block_q, config.block_kv, config.num_warps>(
@@ -146,7 +155,7 @@ __device__ __forceinline__ void map_by_words(const MaskMap<config>& map, const t
     storage.bytes[group / groups_of_tile][map.warp / Warps::row_groups * groups_of_tile + group % groups_of_tile] = found;
   __syncthreads();  // what the words of all warps say is ready
   const int n = static_cast<int>(threadIdx.x), row = row_begin + n;
-  if (n < Map::rows_of_block && row * mask_unit < map.sequence.rows_q)
+  if (n < Map::byte_rows && row * mask_unit < map.sequence.rows_q)
     to.rows[row * to.words + word] = map.words_of_bytes(storage, n);
 }
 
@@ -156,43 +165,55 @@ __device__ __forceinline__ void mask_map(const AttentionArgs& args) {
   constexpr Features features = config.features;
   ptx::let_next_launch_begin();
   if (config.dynamic_scheduler && blockIdx.x == 0 && threadIdx.x == 0) *static_cast<unsigned*>(args.workspace) = 0;
-  auto& storage = ptx::shared_storage<typename Map::SharedStorage>();
   const int words = map_words(args.seq_kv);
-  const int row_blocks = 32 / Map::rows_of_block * map_words(args.seq_q);
+  const int rows_of_block = mask_map_rows(Map::makes_words, Map::from_bytes, config.block_q, args.seq_q, args.seq_kv);
+  const int row_blocks = mask_map_row_blocks(Map::makes_words, rows_of_block, args.seq_q);
   int index = static_cast<int>(blockIdx.x);
   const int word = index % words;
   index /= words;
-  const int row_begin = index % row_blocks * Map::rows_of_block;
+  const int row_begin = index % row_blocks * rows_of_block;
   index /= row_blocks;
   const int head_idx = index % args.map_heads * (args.heads_q / args.map_heads), batch_idx = index / args.map_heads;
   const tile::Sequence sequence = tile::make_sequence<features>(args, batch_idx);
   const Map map{args, sequence, head_idx, {args, sequence, head_idx}};
   const tile::TileMap<features> to(args, sequence, head_idx);
-  if constexpr (features.mask && Map::makes_words) return map_by_words(map, to, row_begin, word);
+  if constexpr (Map::from_bytes == MapBytes::beside) return map_by_words(map, to, row_begin, word);
+  if constexpr (Map::from_bytes == MapBytes::alone) {
+    using Rows = mask::ByteRows<features, config.block_q, config.block_kv, config.num_warps>;
+    auto& storage = ptx::shared_storage<typename Rows::SharedStorage>();
+    return Rows{args, sequence, head_idx, map.lane, map.warp}.run(storage, row_begin, word,
+                                                                  to.rows + row_begin * words + word);
+  }
+  auto& storage = ptx::shared_storage<typename Map::SharedStorage>();
   const int unit = 32 * word + map.lane;
   const bool exists = unit * mask_unit < sequence.rows_kv;
 
   KeyBounds bounds{};
+  typename Map::SeenKeys seen_keys{};
   if constexpr (features.hidden_bounds != 0) {
-#pragma unroll 1
+#pragma unroll 2
     for (int n = map.warp; n < 32; n += config.num_warps) {
       const KeyBounds found = map.bounds_of(32 * word + n);
       if (map.lane == 0) storage.bounds[n] = found;
     }
-    __syncthreads();  // the bounds of all units are ready
-    bounds = storage.bounds[map.lane];
   }
-  if constexpr (features.mask) {
-    map.class_bytes(storage, row_begin, unit, exists);
-    __syncthreads();  // what the bytes of all rows say is ready
+  if constexpr (features.mask_program) {
+    if (map.warp == 0 && exists)
+      storage.seen_keys[map.lane] =
+          map.data.program.seen_keys(unit * mask_unit, tile::min((unit + 1) * mask_unit, sequence.rows_kv));
   }
+  if constexpr (features.mask) map.class_bytes(storage, row_begin, unit, exists);
+  if constexpr (features.hidden_bounds != 0 || features.mask_program || features.mask)
+    __syncthreads();  // what is known of all units, and what the bytes of all rows say, is ready
+  if constexpr (features.hidden_bounds != 0) bounds = storage.bounds[map.lane];
+  if constexpr (features.mask_program) seen_keys = storage.seen_keys[map.lane];
   constexpr bool by_columns = config.num_stages == 2;  // for backward
 #pragma unroll 1
-  for (int n = map.warp; n < Map::rows_of_block; n += config.num_warps) {
+  for (int n = map.warp; n < rows_of_block; n += config.num_warps) {
     const int row = row_begin + n;
     const bool inside = row * mask_unit < sequence.rows_q;
     const TileClass bytes = features.mask ? map.class_of_bytes(storage, n) : TileClass::full;
-    const TileClass found = inside && exists ? map.class_at(bounds, row, unit, bytes) : TileClass::none;
+    const TileClass found = inside && exists ? map.class_at(bounds, seen_keys, row, unit, bytes) : TileClass::none;
     const TileWords words_of_row{ptx::ballot(found != TileClass::none), ptx::ballot(found == TileClass::full)};
     if (map.lane == 0 && inside) to.rows[row * words + word] = words_of_row;
     if (map.lane == 0 && (by_columns || Map::makes_words))
@@ -201,22 +222,27 @@ __device__ __forceinline__ void mask_map(const AttentionArgs& args) {
   if constexpr (!by_columns && !Map::makes_words) return;
   __syncthreads();  // the words of all rows are ready
   if constexpr (Map::makes_words) {
-    const TileWords found{storage.rows[0].seen | storage.rows[1].seen, storage.rows[0].full & storage.rows[1].full};
-    mask::make_words<features, config.block_q, config.block_kv, config.num_warps>(args, sequence, head_idx,
-                                                                                  row_begin * mask_unit, word, found);
+    constexpr int rows = config.block_q / mask_unit;  // of a tile of the kernel that reads the words
+#pragma unroll 1
+    for (int n = 0; n < rows_of_block; n += rows) {
+      TileWords found{0, 0xffffffffu};
+#pragma unroll
+      for (int row = n; row < n + rows; ++row) found.seen |= storage.rows[row].seen, found.full &= storage.rows[row].full;
+      mask::make_words<features, config.block_q, config.block_kv, config.num_warps>(
+          args, sequence, head_idx, (row_begin + n) * mask_unit, word, found);
+    }
     return;
   }
 
   auto* const columns = reinterpret_cast<unsigned char*>(tile::map_columns<features>(args, sequence, head_idx));
   const int column_bytes = 4 * map_words(args.seq_q);
-  static_assert(!by_columns || Map::rows_of_block == 8, "a byte of a column's words");
 #pragma unroll 1
   for (int n = map.warp; n < 32; n += config.num_warps) {
     const int column = 32 * word + n;
     if (column * mask_unit >= sequence.rows_kv) break;
-    const unsigned seen = storage.rows[map.lane % Map::rows_of_block].seen;
-    const unsigned found = ptx::ballot(map.lane < Map::rows_of_block && (seen >> n & 1) != 0);
-    if (map.lane == 0) columns[column * column_bytes + row_begin / Map::rows_of_block] = static_cast<unsigned char>(found);
+    const unsigned seen = storage.rows[map.lane % max_map_rows].seen;
+    const unsigned found = ptx::ballot(map.lane < max_map_rows && (seen >> n & 1) != 0);
+    if (map.lane == 0) columns[column * column_bytes + row_begin / max_map_rows] = static_cast<unsigned char>(found);
   }
 }
 

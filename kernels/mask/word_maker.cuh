@@ -107,6 +107,19 @@ struct WordMaker {
     return result;
   }
 
+  /// Bit n of lane l becomes bit l of lane n.
+  __device__ __forceinline__ unsigned transposed(unsigned word) const {
+    constexpr unsigned low[5] = {0x55555555u, 0x33333333u, 0x0f0f0f0fu, 0x00ff00ffu, 0x0000ffffu};
+#pragma unroll
+    for (int step = 4; step >= 0; --step) {  // blocks of so many bits and lanes change places
+      const int size = 1 << step;
+      const unsigned other = ptx::shuffle_xor(word, size);
+      const bool upper = (lane & size) != 0;
+      word = upper ? (word & ~low[step]) | (other >> size & low[step]) : (word & low[step]) | (other & low[step]) << size;
+    }
+    return word;
+  }
+
   /// Whether row n of those that the warp takes sees the lane's key number k, as far as the masks say. `hidden_rows` are
   /// those of the key, `bytes` those of the row.
   __device__ __forceinline__ bool sees(const Keys& known, int k, int n, unsigned hidden_rows, const Row& row,
@@ -130,6 +143,11 @@ struct WordMaker {
       if constexpr (features.hidden_bounds != 0) hidden_rows[k] = rows_hidden(known.hidden[k], first);
     }
     Words result{};
+    if constexpr (features.hidden_bounds != 0 && !features.mask && !features.block_mask && !features.mask_program) {
+#pragma unroll
+      for (int k = 0; k < keys; ++k) result[k] = transposed(~hidden_rows[k]);
+      return result;
+    }
 #pragma unroll 1
     for (int begin = 0; begin < rows; begin += step) {
       unsigned bytes[step] = {};

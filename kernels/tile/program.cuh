@@ -17,6 +17,7 @@ struct Program {
   static constexpr float largest = 0;  // a bound of the score, but for NaN
   struct Row {};
   struct Key {};
+  struct SeenKeys {};  // what tensors hold in a tile of keys
   __device__ __forceinline__ Program(const abi::AttentionArgs&, int, int) {}
   __device__ __forceinline__ Row row(int, int = 0) const { return {}; }
   __device__ __forceinline__ Key key(int, int = 0) const { return {}; }

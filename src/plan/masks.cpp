@@ -53,13 +53,15 @@ void add_map(const Problem& p, Plan& plan) {
     config.features.chunk = reader->features.chunk;
     config.features.top_left = reader->features.top_left;
   }
+  const bool makes_words = config.block_kv != 0;
+  const abi::MapBytes from_bytes = abi::map_bytes(config.features, makes_words);
   Launch launch{.unit = "mask/tile_map", .entry = "mask_map", .config = launch_config(config), .block = 32 * warps};
-  const int rows_of_block = abi::mask_map_rows(config.block_kv != 0);
-  const bool bytes_alone = p.mask.present && !has_tile_map(p) && config.block_kv != 0;
-  if (bytes_alone) launch.min_blocks_per_sm = 2;  // some warps wait for bytes while others vote
-  launch.shared_bytes =
-      32 * static_cast<int>(sizeof(abi::KeyBounds)) + (rows_of_block + warps) * static_cast<int>(sizeof(abi::TileWords));
-  launch.grid[0] = static_cast<int>(words * (32 / rows_of_block * abi::map_words(p.seq_q)) * heads * batches);
+  const int rows_of_block = abi::mask_map_rows(makes_words, from_bytes, config.block_q, p.seq_q, p.seq_kv);
+  launch.shared_bytes = 32 * static_cast<int>(sizeof(abi::KeyBounds)) +
+                        (config.features.mask_program ? 32 * abi::seen_keys_bytes : 32) +
+                        (abi::max_map_rows + warps) * static_cast<int>(sizeof(abi::TileWords));
+  launch.grid[0] =
+      static_cast<int>(words * abi::mask_map_row_blocks(makes_words, rows_of_block, p.seq_q) * heads * batches);
   plan.launches.insert(plan.launches.begin(), std::move(launch));
 }
 

@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "program/expressions.h"
-#include "program/periods.h"
+#include "program/seen.h"
 #include "program/stages.h"
 
 namespace flash_attention::program {
@@ -137,7 +137,7 @@ class Writer {
     text += "      : args(given.program), b(batch_idx), h(head_idx) {\n" + lines(Stage::head, "") + "  }\n\n";
     text += stage_function("Row row", "i", Stage::row) + stage_function("Key key", "j", Stage::key);
     if (program_.score >= 0) text += score() + score_and_slope() + derivatives();
-    if (program_.visible >= 0) text += visible() + seen();
+    if (program_.visible >= 0) text += visible() + seen_source(program_);
     return text + "};\n\n}  // namespace flash_attention::tile\n\n";
   }
 
@@ -216,38 +216,6 @@ class Writer {
     return std::string(device) + "bool visible(const Row& row, const Key& key) const {\n" +
            parts_[1].pair_lines({program_.visible}) + "    return " + parts_[1].name(program_.visible, Stage::pair) +
            ";\n  }\n";
-  }
-
-  std::string seen() const {
-    std::vector<int> root{program_.visible};
-    const std::vector<Node> nodes = slice(program_.nodes, root);
-    std::string body;
-    for (std::size_t n = 0; n < nodes.size(); ++n)
-      body += "    const auto " + value(static_cast<int>(n)) + " = " + range(program_, nodes[n]) + ";\n";
-    const std::string parameters = "(int i_begin, int i_end, int j_begin, int j_end) const {\n";
-    const auto function = [&](const char* name) {
-      return device + ("abi::interval::Bools " + (name + parameters)) + body + "    return " + value(root[0]) + ";\n  }\n";
-    };
-    const std::string i = period(nodes, Op::i), j = period(nodes, Op::j);
-    if (i.empty() && j.empty()) return function("seen");
-    return function("seen_whole") + device + "abi::interval::Bools seen" + parameters +
-           "    return abi::interval::in_pieces(i_begin, i_end, j_begin, j_end, " + (i.empty() ? "0" : i) + ", " +
-           (j.empty() ? "0" : j) +
-           ",\n        [&](int i, int i_last, int j, int j_last) { return seen_whole(i, i_last, j, j_last); });\n  }\n";
-  }
-
-  /// The common period of an index's remainders; empty: it has none.
-  std::string period(const std::vector<Node>& nodes, Op index) const {
-    std::string common;
-    for (const std::vector<Node>& factors : periods(nodes, index)) {
-      std::string product;
-      for (const Node& factor : factors) {
-        const std::string text = number(program_, factor, value);
-        product = product.empty() ? text : "program::mul(" + product + ", " + text + ")";
-      }
-      common = "abi::interval::common_period(" + (common.empty() ? "0" : common) + ", " + product + ")";
-    }
-    return common;
   }
 
   std::string pair(int node) const { return parts_[0].name(node, Stage::pair); }

@@ -67,7 +67,7 @@ TEST(Programs, TheForwardKernelOfMasksIsTheSameForAll) {
     EXPECT_TRUE(plan.launches.back().prelude.empty()) << program;
     return to_source(plan.launches.back().config);
   };
-  EXPECT_EQ(attends(prefix), attends("v0 = mod i 3\nv1 = eq v0 j\nvisible = v1\n"));
+  EXPECT_EQ(attends(prefix), attends("v0 = mod i 3\nv1 = mod j 3\nv2 = eq v0 v1\nvisible = v2\n"));
 }
 
 /// What no program is in, all share.
@@ -117,6 +117,24 @@ TEST(Programs, WordsAreMadeOnceWhereHeadsShareThem) {
   of_bytes.batch = 9, of_bytes.heads_q = of_bytes.heads_kv = 4;
   EXPECT_FALSE(makes_words(of_bytes)) << "288 MB";
   EXPECT_FALSE(makes_words(of_size("v0 = lt j h\nvisible = v0\n", 1, 16, 8192))) << "heads differ";
+}
+
+/// Its bytes are read once, for the map and the words.
+TEST(Programs, WordsOfABooleanMaskAreMadeWithItsMap) {
+  const auto made = [](const Problem& p) {
+    const Plan plan = make_plan(p, Pass::forward, hopper_gpu);
+    return to_source(plan.launches.back().config).find(".made_words = true") != std::string::npos;
+  };
+  Problem p = of_size("", 1, 1, 8192);
+  p.mask = {.present = true, .q_stride = 8192};
+  EXPECT_TRUE(made(p)) << "one head";
+  Problem other = p;
+  other.heads_q = other.heads_kv = 8, other.mask.head_stride = 8192 * 8192;
+  EXPECT_TRUE(made(other)) << "each head has its own";
+  other = p, other.hidden_rows.bounds = 1;
+  EXPECT_TRUE(made(other)) << "beside another mask";
+  other = p, other.packed = true, other.total_q = other.total_kv = 8192;
+  EXPECT_FALSE(made(other)) << "packed";
 }
 
 }  // namespace

@@ -35,7 +35,10 @@ TEST(ProgramStages, SourceReadsOnceForEachStage) {
       "z = sub score y\np = load t1 i\nq = load t1 j\ns = eq p q\nscore = z\nvisible = s");
   const std::string source = cuda_source(program, {.longest = 1 << 22});
   const std::string pairs = source.substr(source.find("float score(float score"));
-  EXPECT_EQ(count(pairs.substr(0, pairs.find("seen(")), "element_"), 0) << source;
+  EXPECT_EQ(count(pairs.substr(0, pairs.find("struct SeenKeys")), "element_"), 0) << source;
+  const std::string tiles = pairs.substr(pairs.find("struct SeenKeys"));  // of keys: once for many tiles of rows
+  EXPECT_EQ(count(tiles.substr(0, tiles.find("Bools seen(")), "element_"), 1) << source;
+  EXPECT_EQ(count(tiles.substr(tiles.find("Bools seen(")), "element_"), 1) << source;
   EXPECT_EQ(count(source.substr(0, source.find("float score(float score")), "element_"), 3) << source;
   EXPECT_EQ(count(pairs, "to_float"), 0) << source;  // distances are differences of floats
   EXPECT_GT(count(cuda_source(program, {}), "to_float"), 0);

@@ -32,6 +32,7 @@ bool has_backward_bias_boxes(const Problem& problem);
 /// Where many heads and sequences share their masks, and the words of those are few, the launch that makes the map of tiles
 /// makes the words, too, once for all. Returns the configuration of a kernel that reads them, which knows no mask by
 /// itself: all masks have it in common. Else `config`.
+bool has_made_words(const Problem& p, const abi::ForwardConfig& config);
 abi::ForwardConfig with_made_words(const Problem& problem, const abi::ForwardConfig& config, Plan& plan);
 
 /// The padded layout of row statistics and dQ sums: padded_rows in kernels/backward/sm90/shape.cuh.

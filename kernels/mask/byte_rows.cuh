@@ -1,0 +1,163 @@
+#pragma once
+
+// The map of tiles and the words of a boolean mask that is by itself, from one pass over its bytes.
+//
+// A block takes a row of tiles (64 queries) and 32 tiles of keys, a warp 512 of the keys and some of the rows, a lane 16
+// keys. For two rows at a time:
+//
+//     16 bytes of each row -> a bit a byte                                   bits_of
+//     lanes exchange bits: each has a word of one of the rows, and stores it  whole_word
+//     what some of the rows see, and what all see
+//
+// At the end votes say of each tile whether it is hidden, partial or full.
+
+#include "mask/words.cuh"
+#include "ptx/pairs.cuh"
+#include "ptx/path.cuh"
+#include "ptx/warp.cuh"
+#include "tile/visibility.cuh"
+
+namespace flash_attention::mask {
+
+using abi::AttentionArgs, abi::Features, abi::TileWords;
+
+template <Features features, int block_q, int block_kv, int num_warps>
+struct ByteRows {
+  static constexpr int keys = 16, warp_keys = 32 * keys;                    // of a lane, of a warp
+  static constexpr int warps_of_row = 32 * abi::mask_unit / warp_keys;      // side by side
+  static constexpr int rows = abi::mask_unit / (num_warps / warps_of_row);  // of a warp
+  static constexpr int at_once = 8;                                         // rows whose bytes are in flight
+  static_assert(rows % at_once == 0 && num_warps % warps_of_row == 0);
+  static_assert(block_kv == 128 || block_kv == 64);
+  using Bytes = ptx::Vector<unsigned, 4>;
+
+  struct SharedStorage {
+    TileWords found[num_warps];  // a bit for each of a warp's eight tiles
+  };
+
+  const AttentionArgs& args;
+  const tile::Sequence& sequence;
+  const int head_idx;
+  const int lane, warp;
+
+  /// The map's words of row `row` of tiles and the 32 tiles of keys of word `map_word`.
+  __device__ __forceinline__ void run(SharedStorage& storage, int row, int map_word, TileWords* to) const {
+    const int first = row * abi::mask_unit, key_begin = map_word * 32 * abi::mask_unit;
+    if (first >= sequence.rows_q) return;
+    const tile::TileRange range = tile::Visibility<features>(args, sequence, head_idx)
+                                      .template key_tiles<block_q, block_kv>(first / block_q * block_q);
+    if (range.end * block_kv <= key_begin || range.begin * block_kv >= key_begin + 32 * abi::mask_unit)
+      return;  // no kernel looks there
+    ptx::path<"mask/tile_map words of rows of bytes">();
+    const TileWords found =
+        take_rows(first + warp / warps_of_row * rows, key_begin + warp % warps_of_row * warp_keys + lane * keys);
+    if (lane == 0) storage.found[warp] = found;
+    __syncthreads();  // what all warps have found is there
+    if (threadIdx.x != 0) return;
+    TileWords all{0, 0};
+#pragma unroll
+    for (int column = 0; column < warps_of_row; ++column) {
+      unsigned seen = 0, full = 255;
+#pragma unroll
+      for (int n = column; n < num_warps; n += warps_of_row) seen |= storage.found[n].seen, full &= storage.found[n].full;
+      all.seen |= seen << 8 * column;
+      all.full |= (full & seen) << 8 * column;
+    }
+    *to = all;
+  }
+
+ private:
+  /// The words of the warp's rows from `first` on, where the lane has the keys from `key` on; a bit for each tile of keys.
+  __device__ __forceinline__ TileWords take_rows(int first, int key) const {
+    const int count = tile::max(tile::min(sequence.rows_kv - key, keys), 0), last_row = sequence.rows_q - 1;
+    const auto* const mask = static_cast<const unsigned char*>(args.mask.data) +
+                             sequence.batch_idx * args.mask.batch_stride + head_idx * args.mask.head_stride + key;
+    const bool aligned =
+        count == keys &&
+        (reinterpret_cast<unsigned long long>(mask) | static_cast<unsigned long long>(args.mask.q_stride)) % keys == 0;
+    unsigned some = 0, all = 0xffffffffu;
+    unsigned* const to = place_of(first, key);
+    const bool stores = key / block_kv * block_kv < sequence.rows_kv;
+#pragma unroll 1
+    for (int begin = 0; begin < rows; begin += at_once) {
+      Bytes bytes[at_once];
+#pragma unroll
+      for (int n = 0; n < at_once; ++n)
+        bytes[n] = load(mask + tile::min(first + begin + n, last_row) * args.mask.q_stride, count, aligned);
+#pragma unroll
+      for (int n = 0; n < at_once; n += 2) {
+        const unsigned bits = bits_of(bytes[n]), next_bits = bits_of(bytes[n + 1]);
+        some |= bits | next_bits;
+        all &= bits & next_bits;
+        const unsigned word = whole_word(bits, next_bits);
+        if (stores) ptx::store_global(to + (begin + n) * (block_kv / 32), word);
+      }
+    }
+    Bytes there;
+#pragma unroll
+    for (int n = 0; n < keys / 4; ++n) there[n] = first_bytes(count - 4 * n);
+    return tiles_of(some != 0, (bits_of(there) & ~all) == 0);
+  }
+
+  /// Bytes that are not there are 0.
+  __device__ __forceinline__ static Bytes load(const unsigned char* row, int count, bool aligned) {
+    if (aligned) return ptx::load_readonly(reinterpret_cast<const Bytes*>(row));
+    Bytes result{};
+#pragma unroll
+    for (int n = 0; n < keys; ++n) {
+      if (n < count) result[n / 4] |= static_cast<unsigned>(row[n]) << 8 * (n % 4);
+    }
+    return result;
+  }
+  /// Ones in the first `count` bytes of four.
+  __device__ __forceinline__ static unsigned first_bytes(int count) {
+    return count >= 4 ? 0x01010101u : count <= 0 ? 0 : 0x01010101u >> 8 * (4 - count);
+  }
+
+  /// A bit for each byte that is not 0. With blocks of 128 keys bit m of byte k is of key 4 m + k, with 64 of key 2 m + k.
+  __device__ __forceinline__ static unsigned bits_of(const Bytes& bytes) {
+    unsigned result = 0;
+#pragma unroll
+    for (int m = 0; m < keys / 4; ++m) {
+      const unsigned highest = (((bytes[m] & 0x7f7f7f7fu) + 0x7f7f7f7fu) | bytes[m]) & 0x80808080u;
+      const unsigned ones = highest >> 7;
+      result |= block_kv == 128 ? highest >> (3 - m) : ((ones | ones >> 15) & 0x0303u) << 2 * m;
+    }
+    return block_kv == 128 ? result >> 4 : result;
+  }
+
+  /// Of four lanes that are `distance` apart: byte n of lane m becomes byte m of lane n.
+  template <int distance>
+  __device__ __forceinline__ unsigned transposed(unsigned own) const {
+    const bool odd = lane / distance % 2 != 0, upper = lane / (2 * distance) % 2 != 0;
+    const unsigned near = ptx::shuffle_xor(own, distance);
+    own = ptx::permute_bytes(own, near, odd ? 0x3715 : 0x6240);
+    const unsigned far = ptx::shuffle_xor(own, 2 * distance);
+    return ptx::permute_bytes(own, far, upper ? 0x3276 : 0x5410);
+  }
+
+  /// Word k of Words. With blocks of 128 keys eight lanes have a block: even ones get row 0, odd ones row 1, and lane l
+  /// word l / 2. With 64 four lanes have one: lane l gets word l % 2 of row l / 2.
+  __device__ __forceinline__ unsigned whole_word(unsigned row0, unsigned row1) const {
+    if constexpr (block_kv == 64) return transposed<1>(row0 | row1 << 16);
+    const bool odd = lane % 2 != 0;
+    const unsigned other = ptx::shuffle_xor(odd ? row0 : row1, 1);
+    return transposed<2>(odd ? other | row1 << 4 : row0 | other << 4);
+  }
+  /// Where the lane's word of the first two rows goes. All rows of a tile of 64 follow each other.
+  __device__ __forceinline__ unsigned* place_of(int first, int key) const {
+    constexpr bool large = block_kv == 128;
+    const int row = first + (large ? lane % 2 : lane / 2 % 2), which = large ? lane / 2 % 4 : lane % 2;
+    const int row_tile = row_tile_of_words<block_q>(args, sequence.batch_idx, head_idx, first / block_q * block_q);
+    auto* const words = made_words<block_q, block_kv>(args, row_tile, key / block_kv) + row % block_q;
+    return &(*words)[which];
+  }
+
+  /// Four lanes have the keys of a tile.
+  __device__ __forceinline__ TileWords tiles_of(bool sees_some, bool sees_all) const {
+    const unsigned some = ptx::ballot(sees_some) >> lane % 8 * 4 & 15, all = ptx::ballot(sees_all) >> lane % 8 * 4 & 15;
+    return {ptx::ballot(some != 0) & 255, ptx::ballot(all == 15) & 255};
+  }
+};
+
+}  // namespace flash_attention::mask
