@@ -7,6 +7,13 @@
 
 namespace flash_attention::abi {
 
+/// BackwardConfig::split_first: in how many parts, of so many queries each, those of the first tile of keys come.
+constexpr int backward_sm90_part_rows = 1024;
+constexpr int backward_sm90_first_parts(long long seq_q) {
+  const long long parts = (seq_q + backward_sm90_part_rows - 1) / backward_sm90_part_rows;
+  return parts > 2 ? static_cast<int>(parts) : 1;
+}
+
 constexpr int backward_sm90_max_shared_bytes = 232448;
 
 struct BackwardSm90Layout {

@@ -118,6 +118,7 @@ struct BackwardConfig {
   bool dsink = false;
   bool bias_boxes = false;     // sm90: TMA brings the biases of a step with its queries
   bool heads_in_turn = false;  // sm90: neighbouring tasks are of different heads
+  bool split_first = false;    // sm90: tasks may share the queries of each head's first tile of keys
 };
 
 }  // namespace flash_attention::abi

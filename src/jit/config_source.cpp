@@ -145,6 +145,7 @@ std::string to_source(const abi::BackwardConfig& config) {
   MEMBER(dsink);
   MEMBER(bias_boxes);
   MEMBER(heads_in_turn);
+  MEMBER(split_first);
   return out.done();
 }
 

@@ -144,6 +144,13 @@ const Narrow ordered_groups{[](Domain domain) {
   return domain.only(group, {"8"}).only(inputs, {"normal"});
 }};
 
+/// So many queries that those of the first keys come in parts, some of which see none of them.
+const Narrow first_keys{[](Domain domain) {
+                          domain = plain(domain, "8").only(block_mask, {"on"}).only(window, {"none"}).only(group, {"1"});
+                          return domain.only(queries, {"long"}).only(keys, {"edge"}).only(inputs, {"normal", "nan_query"});
+                        },
+                        {.longest = 2900, .max_products = 4e7}};
+
 /// Decode: more blocks share the keys than have their parts in flight at a time.
 const Narrow many_parts{[](Domain domain) {
                           domain = plain(domain, "64").only(queries, {"1", "few"}).only(window, {"none"});
@@ -293,7 +300,8 @@ INSTANTIATE_TEST_SUITE_P(
         Part{"backward/sm80", 2, {plain_64, plain_128, biases, blocks_of_keys, blocks_by_heads, hidden_scores}},
         Part{"backward/sm90",
              2,
-             {plain_64, plain_128, plain_256, plain_wide, one_key_tile, ordered, ordered_groups, hidden_scores}}),
+             {plain_64, plain_128, plain_256, plain_wide, one_key_tile, ordered, ordered_groups, hidden_scores,
+              first_keys}}),
     [](const auto& part) {
       std::string name = part.param.kernel;
       name[name.find('/')] = '_';

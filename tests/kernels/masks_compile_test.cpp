@@ -18,6 +18,14 @@ Problem with_blocks(std::int64_t head_dim) {
   return p;
 }
 
+/// A boolean mask that all share.
+Problem with_bytes(std::int64_t head_dim, std::int64_t length = 1024) {
+  Problem p = problem(head_dim);
+  p.seq_q = p.seq_kv = length;
+  p.mask = {.present = true, .q_stride = length};
+  return p;
+}
+
 void expect_mask_kernels_compile(const std::vector<Problem>& problems, Pass pass, const char* kernel, int arch,
                                  int allowed_spill_bytes = 0) {
   if (const std::string reason = why_no_compiler(); !reason.empty()) GTEST_SKIP() << reason;
@@ -63,9 +71,7 @@ TEST(MasksCompile, Sm80Backward) {
 TEST(MasksCompile, Sm90Forward) {
   std::vector<Problem> problems = mask_problems({64, 128});
   for (const std::int64_t dim : {128, 256}) {  // blocks of 128 and of 64 keys
-    if (dim != 128 && !with_long_tail()) continue;
-    problems.push_back(problem(dim));
-    problems.back().mask = {.present = true, .q_stride = 1024};
+    if (dim == 128 || with_long_tail()) problems.push_back(with_bytes(dim));
   }
   if (with_long_tail()) {
     problems.push_back(with_rows(128, 2));
@@ -76,6 +82,9 @@ TEST(MasksCompile, Sm90Forward) {
 
 TEST(MasksCompile, Sm90Backward) {
   std::vector<Problem> problems = mask_problems({64, 128});
+  problems.push_back(with_rows(128, 1));  // the queries of the first keys come in parts
+  problems.back().seq_q = problems.back().seq_kv = 4096;
+  problems.push_back(with_bytes(128, 4096));
   if (with_long_tail()) {
     problems.push_back(with_rows(128, 2));
     problems.back().deterministic = true;

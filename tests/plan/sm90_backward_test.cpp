@@ -94,6 +94,31 @@ TEST(Sm90Backward, TakesHeadsInTurnWhereQueriesAreFew) {
   }
 }
 
+/// Masks often show the first keys to all queries.
+TEST(Sm90Backward, SharesTheQueriesOfTheFirstKeysUnderMasks) {
+  const auto tasks_share = [](const Problem& p) {
+    const Plan plan = plan_of(p);
+    const bool has_sums = plan.workspace_offsets[static_cast<std::size_t>(abi::BackwardSm90Region::dK)] != 0;
+    for (const Launch& launch : plan.launches) {
+      const auto* config = plan::config_of<abi::BackwardConfig>(launch);
+      if (config != nullptr && config->split_first) return has_sums;
+    }
+    return false;
+  };
+  Problem p = grouped(32, 128, true);
+  EXPECT_FALSE(tasks_share(p)) << "no mask";
+  p.hidden_rows.bounds = 1;
+  EXPECT_TRUE(tasks_share(p));
+  Problem other = p;
+  other.seq_q = other.seq_kv = 2048;
+  EXPECT_FALSE(tasks_share(other)) << "no sums: one part";
+  EXPECT_EQ(plan_of(p).launches.size(), plan_of(other).launches.size());
+  other = p, other.deterministic = true;
+  EXPECT_FALSE(tasks_share(other)) << "sums in any order";
+  other = p, other.softcap = 5, other.bias = {.present = true};
+  EXPECT_FALSE(tasks_share(other)) << "dQ apart";
+}
+
 /// Deterministic: five products in order, seven without.
 TEST(Sm90Backward, AccumulatesInOrderWhereBitsMustNotChange) {
   for (const std::int64_t head_dim : {16, 64, 72, 128}) {

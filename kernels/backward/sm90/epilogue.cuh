@@ -14,7 +14,7 @@ namespace flash_attention::backward_sm90 {
 template <BackwardConfig config>
 struct Epilogue : DqExchange<config> {
   using Base = DqExchange<config>;
-  using Base::args, Base::shared, Base::warpgroup, Base::thread, Base::end_step, Base::task, Base::type;
+  using Base::args, Base::shared, Base::warpgroup, Base::thread, Base::first_step, Base::end_step, Base::task, Base::type;
   using Base::fresh_thread;
   using typename Base::S;
 
@@ -92,12 +92,17 @@ struct Epilogue : DqExchange<config> {
     }
   }
 
+  /// Where those of a warpgroup begin.
+  __device__ __forceinline__ long long row_of_sums() const {
+    if constexpr (config.split_first) return first_keys_row<config>(args, task().sequence, task().kv_head_idx);
+    return padded_key<config>(args, task().sequence, task().kv_head_idx) + task().kv_begin;
+  }
+
   /// Other tasks have dK and dV of the same keys too. The factor of dV is 1, which the compiler does not know: it must not
   /// store the accumulators themselves, which would have to be where the store wants them.
   __device__ __forceinline__ void add_keys_to_sums(const float (&dK)[S::width / 2],
                                                    const float (&dV)[S::width_v / 2]) const {
-    const long long row =
-        padded_key<config>(args, task().sequence, task().kv_head_idx) + task().kv_begin + warpgroup * tile_rows;
+    const long long row = row_of_sums() + warpgroup * tile_rows;
     const float one = __builtin_bit_cast(float, ptx::registers_fresh(__builtin_bit_cast(int, 1.f)));
     unsigned* const order = dkv_order_of(args, row + warp_keys * (thread / 32));
     const bool in_order = S::ordered && thread % 32 == 0;
@@ -118,6 +123,11 @@ struct Epilogue : DqExchange<config> {
     if constexpr (!S::separate_dq && !S::direct_dq) this->await_sender(end_step);
     if constexpr (S::direct_dq) __syncwarp();  // all lanes have read what was staged before
     if constexpr (config.key_sums) return add_keys_to_sums(dK, dV);
+    if (splits_first<config>(args) && task().kv_begin == 0) {
+      ptx::path<"backward/sm90 part of the first keys">();
+      if (first_step != end_step) add_keys_to_sums(dK, dV);
+      return;
+    }
     const int lane = thread % 32;
     const auto rows_of = [&](const TensorView& view) {
       const int kv_begin = task().kv_begin + warpgroup * tile_rows;

@@ -102,12 +102,13 @@ __device__ __forceinline__ bool prepare_rows(const AttentionArgs& args, const Ro
   return nonfinite;
 }
 
-/// Zeroes the sums of dK and dV and their counters, the blocks of the grid together.
+/// Zeroes the sums of dK and dV and their counters, the blocks of the grid together; or those of the first keys.
 template <BackwardConfig config>
 __device__ __forceinline__ void zero_key_sums(const AttentionArgs& args) {
   using S = Shape<config>;
   using Four = ptx::Vector<float, 4>;
-  const long long rows = (args.total_kv + static_cast<long long>(config.block_kv) * args.batch) * args.heads_kv;
+  const long long all_rows = (args.total_kv + static_cast<long long>(config.block_kv) * args.batch) * args.heads_kv;
+  const long long rows = config.key_sums ? all_rows : static_cast<long long>(config.block_kv) * args.heads_kv * args.batch;
   const auto zero = [&](auto* first, long long count) {
     for (long long i = static_cast<long long>(blockIdx.x) * wg_threads + threadIdx.x; i < count;
          i += static_cast<long long>(gridDim.x) * wg_threads)
@@ -158,7 +159,7 @@ __device__ __forceinline__ void backward_sm90_prepare(const abi::AttentionArgs& 
   using namespace backward_sm90;
   ptx::let_next_launch_begin();
   if (blockIdx.x == 0 && threadIdx.x < num_counters) workspace<unsigned>(args, Region::tasks)[threadIdx.x] = 0;
-  if constexpr (config.key_sums) zero_key_sums<config>(args);
+  if (config.key_sums || splits_first<config>(args)) zero_key_sums<config>(args);
   tile::clear_gradient_tails<config>(args, threadIdx.x, wg_threads);
   if (args.seq_q == 0 || args.batch == 0) return;
   const RowTile tile = RowTile::of_block<config.features>(args);
@@ -195,22 +196,33 @@ __device__ __forceinline__ void backward_sm90_convert(const abi::AttentionArgs& 
   convert_rows<S::type, config.head_dim, SumOrder::by_lane>(sums, dQ.from(tile.q_begin + first_row), args.scale, lane);
 }
 
-template <abi::BackwardConfig config>
-__device__ __forceinline__ void backward_sm90_convert_keys(const abi::AttentionArgs& args) {
-  ptx::path<"backward/sm90 dK summed">();
-  using namespace backward_sm90;
+namespace backward_sm90 {
+
+/// A warp: 16 rows of dK and dV, from the row `padded` of the sums.
+template <BackwardConfig config>
+__device__ __forceinline__ void convert_key_rows(const AttentionArgs& args, const tile::Sequence& sequence, int kv_head_idx,
+                                                 int first_row, long long padded, int lane) {
   using S = Shape<config>;
-  const auto block = tile::key_block(blockIdx.x, tile::ceil_div(args.seq_kv, tile_rows), args.heads_kv);
-  const auto sequence = tile::make_sequence<config.features>(args, block.batch_idx);
-  const int first_row = block.tile_idx * tile_rows + 16 * (threadIdx.x / 32), lane = threadIdx.x % 32;
-  const auto dK = tile::key_rows<typename S::Element, config.features>(args.dK, sequence, block.head_idx).from(first_row);
-  const auto dV = tile::key_rows<typename S::Element, config.features>(args.dV, sequence, block.head_idx).from(first_row);
+  const auto dK = tile::key_rows<typename S::Element, config.features>(args.dK, sequence, kv_head_idx).from(first_row);
+  const auto dV = tile::key_rows<typename S::Element, config.features>(args.dV, sequence, kv_head_idx).from(first_row);
   if (dK.count <= 0) return;
-  const long long padded = padded_key<config>(args, sequence, block.head_idx) + first_row;
   const float* sums_dK = workspace<float>(args, Region::dK) + padded * S::width;
   const float* sums_dV = workspace<float>(args, Region::dV) + padded * S::width_v;
   convert_rows<S::type, config.head_dim, SumOrder::by_register>(sums_dK, dK, 1, lane);
   convert_rows<S::type, config.head_dim_v, SumOrder::by_register>(sums_dV, dV, 1, lane);
+}
+
+}  // namespace backward_sm90
+
+template <abi::BackwardConfig config>
+__device__ __forceinline__ void backward_sm90_convert_keys(const abi::AttentionArgs& args) {
+  ptx::path<"backward/sm90 dK summed">();
+  using namespace backward_sm90;
+  const auto block = tile::key_block(blockIdx.x, tile::ceil_div(args.seq_kv, tile_rows), args.heads_kv);
+  const auto sequence = tile::make_sequence<config.features>(args, block.batch_idx);
+  const int first_row = block.tile_idx * tile_rows + 16 * (threadIdx.x / 32), lane = threadIdx.x % 32;
+  const long long padded = padded_key<config>(args, sequence, block.head_idx) + first_row;
+  convert_key_rows<config>(args, sequence, block.head_idx, first_row, padded, lane);
 }
 
 }  // namespace flash_attention

@@ -22,29 +22,6 @@
 
 namespace flash_attention::backward_sm90 {
 
-/// If there are few key heads, the queries of one are split between tasks, each with some of the group's heads.
-template <BackwardConfig config>
-__device__ __forceinline__ int num_gqa_splits(const AttentionArgs& args) {
-  return config.key_sums ? args.num_splits : 1;
-}
-
-/// The order of the tiles of keys; the heads are those of all splits of the groups.
-template <BackwardConfig config>
-__device__ __forceinline__ TaskOrder task_order(const AttentionArgs& args) {
-  const int splits = num_gqa_splits<config>(args);
-  return TaskOrder::by_heads<config>(tile::ceil_div(args.seq_kv, config.block_kv), args.heads_kv * splits * args.batch,
-                                     args.seq_q * (args.group / splits));
-}
-/// The tile of keys of a task. The head is that of a split of the group: num_gqa_splits() of them to a key head.
-template <BackwardConfig config>
-__device__ __forceinline__ tile::BlockCoordinates key_block_of(const AttentionArgs& args, int task_idx) {
-  const int heads = args.heads_kv * num_gqa_splits<config>(args);
-  const auto place = task_order<config>(args)[task_idx];
-  // The last keys first, if tasks accumulate in order (ordered_accumulate.cuh).
-  const int tile_idx = Shape<config>::ordered ? task_order<config>(args).num_tiles - 1 - place.tile : place.tile;
-  return {tile_idx, place.head % heads, place.head / heads};
-}
-
 /// A tile of keys, and its steps (query head, query tile).
 template <BackwardConfig config>
 struct Task {
@@ -58,7 +35,7 @@ struct Task {
   StepList<config> list;  // if masks choose
 
   /// Where it is: the producer warp has no registers for a copy.
-  __device__ __forceinline__ void set(const AttentionArgs& args, const tile::BlockCoordinates& block) {
+  __device__ __forceinline__ void set(const AttentionArgs& args, const KeyBlock& block) {
     kv_begin = block.tile_idx * config.block_kv;
     const int splits = num_gqa_splits<config>(args), heads = args.group / splits;
     kv_head_idx = block.head_idx / splits;
@@ -67,6 +44,11 @@ struct Task {
     sequence = tile::make_sequence<config.features>(args, block.batch_idx);
     const tile::Score<config.features> score(args, sequence, first_head_idx);
     tiles = score.template query_tiles<tile_rows, config.block_kv>(kv_begin);
+    if (splits_first<config>(args) && block.tile_idx == 0) {
+      constexpr int part_tiles = backward_sm90_part_rows / tile_rows;
+      tiles.begin = tile::max(tiles.begin, block.part * part_tiles);
+      tiles.end = tile::max(tile::min(tiles.end, (block.part + 1) * part_tiles), tiles.begin);
+    }
     num_steps = (tiles.end - tiles.begin) * heads;
     if constexpr (StepList<config>::present) {
       list.set(args, sequence, first_head_idx, kv_begin);

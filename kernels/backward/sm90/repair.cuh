@@ -108,19 +108,40 @@ struct Repairer {
 
 }  // namespace backward_sm90
 
-/// One of `blocks` blocks, the first of the grid.
+/// One of `blocks` blocks, from block `first` of the grid on.
 template <abi::BackwardConfig config, bool has_flags>
-__device__ __forceinline__ void backward_sm90_repair_keys(const abi::AttentionArgs& args, int blocks) {
+__device__ __forceinline__ void backward_sm90_repair_keys(const abi::AttentionArgs& args, int blocks, int first = 0) {
   using namespace backward_sm90;
   const int warps = blockDim.x / 32;
   const int num_tiles = tile::ceil_div(args.seq_kv, tile_rows), num_tasks = num_tiles * args.heads_kv * args.batch;
 #pragma unroll 1
-  for (int task = blockIdx.x * warps + threadIdx.x / 32; task < num_tasks; task += blocks * warps) {
+  for (int task = (blockIdx.x - first) * warps + threadIdx.x / 32; task < num_tasks; task += blocks * warps) {
     const auto block = tile::key_block(task, num_tiles, args.heads_kv);
     const auto sequence = tile::make_sequence<config.features>(args, block.batch_idx);
     if (block.tile_idx * tile_rows >= sequence.rows_kv) continue;
+    if (splits_first<config>(args) && block.tile_idx * tile_rows < config.block_kv) continue;  // repair_first_keys
     Repairer<config, has_flags>{args, sequence, block.head_idx, block.tile_idx * tile_rows}.run();
   }
+}
+
+/// Blocks that convert the sums of first keys, 64 of a head each, where tasks share their queries.
+template <abi::BackwardConfig config>
+__device__ __forceinline__ int first_key_blocks(const abi::AttentionArgs& args) {
+  using namespace backward_sm90;
+  return splits_first<config>(args) ? config.block_kv / tile_rows * args.heads_kv * args.batch : 0;
+}
+/// One of them: its four warps convert, one repairs.
+template <abi::BackwardConfig config>
+__device__ __forceinline__ void backward_sm90_repair_first_keys(const abi::AttentionArgs& args) {
+  using namespace backward_sm90;
+  const auto block = tile::key_block(blockIdx.x, config.block_kv / tile_rows, args.heads_kv);
+  const auto sequence = tile::make_sequence<config.features>(args, block.batch_idx);
+  const int kv_begin = block.tile_idx * tile_rows, warp = static_cast<int>(threadIdx.x) / 32;
+  const int row = kv_begin + warp * (tile_rows / 4);
+  convert_key_rows<config>(args, sequence, block.head_idx, row,
+                           first_keys_row<config>(args, sequence, block.head_idx) + row, threadIdx.x % 32);
+  __syncthreads();  // all are written before some are written again
+  if (warp == 0 && kv_begin < sequence.rows_kv) Repairer<config, true>{args, sequence, block.head_idx, kv_begin}.run();
 }
 
 /// After a whole pass, and after a part of one.
@@ -133,14 +154,16 @@ __device__ __forceinline__ void backward_sm90_repair_part(const abi::AttentionAr
   backward_sm90_repair_keys<config, false>(args, gridDim.x);
 }
 
-/// Both ends of a pass in one launch: the last blocks convert dQ, those before them repair.
+/// Both ends of a pass in one launch: the last blocks convert dQ, those before them repair, the first ones first keys.
 template <abi::BackwardConfig config>
 __device__ __forceinline__ void backward_sm90_finish(const abi::AttentionArgs& args) {
   using namespace backward_sm90;
   const int row_tiles = tile::ceil_div(args.seq_q, tile_rows) * args.heads_q * args.batch;
-  const int blocks = static_cast<int>(gridDim.x) - row_tiles;
-  if (static_cast<int>(blockIdx.x) >= blocks) return backward_sm90_convert<config>(args);
-  backward_sm90_repair_keys<config, true>(args, blocks);
+  const int blocks = static_cast<int>(gridDim.x) - row_tiles, first = first_key_blocks<config>(args);
+  const int block_idx = static_cast<int>(blockIdx.x);
+  if (block_idx >= blocks) return backward_sm90_convert<config>(args);
+  if (block_idx < first) return backward_sm90_repair_first_keys<config>(args);
+  backward_sm90_repair_keys<config, true>(args, blocks - first, first);
 }
 
 }  // namespace flash_attention

@@ -69,6 +69,17 @@ __device__ __forceinline__ long long padded_key(const AttentionArgs& args, const
          config.block_kv * sequence.batch_idx;
 }
 
+/// Whether tasks share the queries of each head's first tile of keys. Its dK and dV are as [batch, heads_kv, block_kv].
+template <BackwardConfig config>
+__device__ __forceinline__ bool splits_first(const AttentionArgs& args) {
+  return config.split_first && backward_sm90_first_parts(args.seq_q) > 1;
+}
+template <BackwardConfig config>
+__device__ __forceinline__ long long first_keys_row(const AttentionArgs& args, const tile::Sequence& sequence,
+                                                    int head_idx) {
+  return (static_cast<long long>(sequence.batch_idx) * args.heads_kv + head_idx) * config.block_kv;
+}
+
 template <BackwardConfig config>
 struct Shape {
   static constexpr Features features = config.features;

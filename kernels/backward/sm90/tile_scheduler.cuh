@@ -13,10 +13,11 @@ namespace flash_attention::backward_sm90 {
 /// The order of the tasks. Under a causal mask those with the most work come first, so that all blocks end together; but
 /// heads are taken in sections whose rows fit into L2, each read by many blocks at once.
 struct TaskOrder {
-  int num_tiles;  // of a head
+  int num_tiles;  // of a head, with the parts of one that is split
   int num_heads;  // of the whole batch
   int section;    // heads
   int last;       // heads of the last section, where it is another one
+  int parts = 1;  // of the first tile of a head
 
   template <BackwardConfig config>
   __device__ __forceinline__ static TaskOrder make(int num_tiles, int num_heads, int rows_read) {
@@ -53,15 +54,49 @@ struct TaskOrder {
   struct Place {
     int tile;  // 0 has the most work
     int head;
+    int part;  // the last one if the tile has none
   };
   __device__ __forceinline__ Place operator[](int task_idx) const {
     const bool at_end = task_idx >= (num_heads - last) * num_tiles;
     const int first_head = at_end ? num_heads - last : task_idx / (section * num_tiles) * section;
     const int rest = task_idx - first_head * num_tiles;
     const int heads = at_end ? last : tile::min(section, num_heads - first_head);
-    return {rest / heads, first_head + rest % heads};
+    const int rank = rest / heads;
+    return {tile::max(rank - parts + 1, 0), first_head + rest % heads, tile::min(rank, parts - 1)};
   }
 };
+
+/// If there are few key heads, the queries of one are split between tasks, each with some of the group's heads.
+template <BackwardConfig config>
+__device__ __forceinline__ int num_gqa_splits(const AttentionArgs& args) {
+  return config.key_sums ? args.num_splits : 1;
+}
+
+/// The order of the tiles of keys; the heads are those of all splits of the groups.
+template <BackwardConfig config>
+__device__ __forceinline__ TaskOrder task_order(const AttentionArgs& args) {
+  const int splits = num_gqa_splits<config>(args);
+  const int parts = splits_first<config>(args) ? backward_sm90_first_parts(args.seq_q) : 1;
+  TaskOrder order = TaskOrder::by_heads<config>(tile::ceil_div(args.seq_kv, config.block_kv) + parts - 1,
+                                                args.heads_kv * splits * args.batch, args.seq_q * (args.group / splits));
+  order.parts = parts;
+  // Of few heads, which L2 holds, the parts come before the other tiles: none begins when the others are done.
+  constexpr int last_heads = 4;
+  if (parts > 1 && order.last == 0) order.last = tile::min(last_heads, order.num_heads);
+  return order;
+}
+/// The tile of keys of a task. The head is that of a split of the group: num_gqa_splits() of them to a key head.
+struct KeyBlock : tile::BlockCoordinates {
+  int part;  // of the queries, where the tile is split
+};
+template <BackwardConfig config>
+__device__ __forceinline__ KeyBlock key_block_of(const AttentionArgs& args, int task_idx) {
+  const int heads = args.heads_kv * num_gqa_splits<config>(args);
+  const auto place = task_order<config>(args)[task_idx];
+  // The last keys first, if tasks accumulate in order (ordered_accumulate.cuh).
+  const int tile_idx = Shape<config>::ordered ? task_order<config>(args).num_tiles - 1 - place.tile : place.tile;
+  return {{tile_idx, place.head % heads, place.head / heads}, place.part};
+}
 
 /// The latest tasks of a block: one lane takes them, all others read them here.
 struct TaskQueue {

@@ -3,6 +3,7 @@
 #include "abi/backward_sm90.h"
 #include "plan/families/portable.h"
 #include "plan/families/sm90.h"
+#include "plan/families/sm90_backward_tasks.h"
 #include "plan/features.h"
 #include "plan/kernel_config.h"
 #include "plan/masks.h"
@@ -15,9 +16,6 @@ namespace {
 constexpr int tile_rows = 64;
 
 std::int64_t tiles(std::int64_t rows, std::int64_t block) { return (rows + block - 1) / block; }
-
-/// Masks that are data or programs choose the steps of a task.
-bool chooses_steps(const Problem& p) { return has_tile_map(p) || p.mask.present; }
 
 /// docs/lab/backward_sm90.md has the measurements.
 struct Structure {
@@ -114,43 +112,6 @@ std::string reject_backward(const Problem& p, const DeviceInfo& device) {
   return "";
 }
 
-/// In how many parts a key head's queries are split between tasks: whole heads of the group, so many that all SMs end
-/// together. dK and dV are then summed in memory.
-int num_gqa_splits(const Problem& p, const DeviceInfo& device, const abi::BackwardConfig& config) {
-  const bool staged = (p.head_dim_v + 31) / 32 <= (p.head_dim + 31) / 32;  // dV leaves by dQ's staging buffer
-  if (config.dq_mode == abi::DqMode::separate_kernel || !staged) return 1;
-  const bool options =
-      p.bias.present || p.softcap != 0 || p.alibi || p.dropout_p != 0 || chooses_steps(p) || program_traits(p).score;
-  if (options && std::max(p.head_dim, p.head_dim_v) > 64) return 1;  // they have taken the registers
-  const std::int64_t group = p.heads_q / std::max<std::int64_t>(p.heads_kv, 1);
-  const std::int64_t tasks = tiles(p.seq_kv, config.block_kv) * p.heads_kv * p.batch, sms = device.num_sms;
-  const bool causal = p.window_right >= 0 && p.window_left < 0;
-  const auto divided_until = [&](auto enough) {
-    std::int64_t parts = 1;
-    while (parts < group && (group % parts != 0 || !enough(tasks * parts))) ++parts;
-    return static_cast<int>(parts);
-  };
-  // Without a mask all tasks are alike: few SMs must be idle in the last round of them.
-  if (!causal) return divided_until([&](std::int64_t count) { return count * 100 >= tiles(count, sms) * sms * 85; });
-  // Under a causal mask the longest tasks have twice the work of the mean. A division costs sums in memory: it begins where
-  // it must, and goes on until SMs end together although, for the sake of L2, one head comes after another.
-  const int needed = tasks * 10 >= 19 * sms ? 1 : divided_until([&](std::int64_t count) { return count >= 14 * sms; });
-  // The heads of a large group, one after another, are more than L2 holds of all that SMs work on: a task has two of them.
-  // Where tasks are short, or groups have four heads, the sums cost more (docs/lab/backward_sm90.md).
-  constexpr std::int64_t large_group = 8, long_sequence = 2048;
-  const bool pays = group >= large_group && group % 2 == 0 && std::min(p.seq_q, p.seq_kv) >= long_sequence &&
-                    std::max(p.head_dim, p.head_dim_v) > 64 && !p.packed && !p.deterministic;
-  return pays ? std::max(needed, static_cast<int>(group / 2)) : needed;
-}
-
-/// Whether neighbouring tasks had better be of different heads. Many tiles of keys on few queries would else add to the
-/// same sums of dQ at the same time; all queries must stay in L2.
-bool takes_heads_in_turn(const Problem& p, const DeviceInfo& device, const abi::BackwardConfig& config) {
-  const std::int64_t row_bytes = 6 * p.head_dim + 2 * p.head_dim_v;  // of Q and its sums, and of dO
-  return config.dq_mode == abi::DqMode::atomic && p.window_left < 0 && p.window_right < 0 && !chooses_steps(p) &&
-         !p.packed && 4 * p.seq_q <= p.seq_kv && 2 * p.total_q * p.heads_q * row_bytes <= device.l2_bytes;
-}
-
 /// Whether the launches around the tiles take a few microseconds, as long as SMs take to divide their memory anew. Longer
 /// ones have many loads in flight, and want room for them in L1 (docs/lab/backward_sm90.md).
 bool are_launches_short(const Problem& p, const DeviceInfo& device) {
@@ -228,6 +189,7 @@ Plan lay_out_sm90_backward(const Problem& p, const DeviceInfo& device, bool whol
   if (whole && !direct) plan.num_splits = num_gqa_splits(p, device, config);
   config.key_sums = plan.num_splits > 1;
   config.heads_in_turn = takes_heads_in_turn(p, device, config);
+  config.split_first = whole && splits_first(p, config);
 
   // dbias and dsink are made by kernels of other families, which take delta in the layout of lse.
   const bool portable_parts = p.bias.present || p.sink || p.program_gradients != 0;
@@ -239,8 +201,10 @@ Plan lay_out_sm90_backward(const Problem& p, const DeviceInfo& device, bool whol
   reserve_floats(plan, Region::tasks, 2);
   if (!separate_dq && !direct) reserve_floats(plan, Region::dQ, rows * ((p.head_dim + 31) / 32 * 32));
 
-  const std::int64_t keys = (p.total_kv + config.block_kv * p.batch) * p.heads_kv;
-  if (config.key_sums) {
+  const std::int64_t first_keys = config.block_kv * p.heads_kv * p.batch;
+  const std::int64_t keys = config.split_first ? first_keys : (p.total_kv + config.block_kv * p.batch) * p.heads_kv;
+  const int first_parts = config.split_first ? abi::backward_sm90_first_parts(p.seq_q) : 1;
+  if (config.key_sums || first_parts > 1) {
     reserve_floats(plan, Region::dK, keys * ((p.head_dim + 31) / 32 * 32));
     reserve_floats(plan, Region::dV, keys * ((p.head_dim_v + 31) / 32 * 32));
   }
@@ -249,7 +213,8 @@ Plan lay_out_sm90_backward(const Problem& p, const DeviceInfo& device, bool whol
     reserve_floats(plan, Region::order, rows / tile_rows + 1 + (config.key_sums ? keys / 16 + 1 : 0));
 
   const std::int64_t row_tiles = tiles(p.seq_q, tile_rows) * p.heads_q * p.batch;
-  const std::int64_t key_tiles = tiles(p.seq_kv, config.block_kv) * p.heads_kv * p.batch * plan.num_splits;
+  const std::int64_t key_tiles =
+      (tiles(p.seq_kv, config.block_kv) + first_parts - 1) * p.heads_kv * p.batch * plan.num_splits;
   const LaunchConfig source = launch_config(config), row_source = row_config(config);
   const LaunchConfig& prepare_source = config.dq_mode == abi::DqMode::ordered ? source : row_source;  // order: by the mask
   if (!direct) {
@@ -313,7 +278,7 @@ Plan lay_out_sm90_backward(const Problem& p, const DeviceInfo& device, bool whol
                                   : "backward_sm90_repair_part",
                 .config = source,
                 .block = 32 * repair_warps},
-               repair_blocks(p, device) + (together ? row_tiles : 0));
+               repair_blocks(p, device) + (first_parts > 1 ? first_keys / tile_rows : 0) + (together ? row_tiles : 0));
   }
   for (Launch& launch : plan.launches) launch.much_shared = are_launches_short(p, device);
   if (portable_parts) {

@@ -22,6 +22,10 @@ std::vector<Case> masked_steps() {
   add("bytes_one_by_one", 389, 0, 0, [](Case&, Problem& p) { p.mask = over(p, false, true, true), p.causal = true; });
   add("bytes_apart", 200, 0, 0, [](Case&, Problem& p) { p.deterministic = true, p.mask = over(p, false, false, true); });
   add("bytes_256", 200, 0, 0, [](Case&, Problem& p) { p.head_dim = 256, p.mask = over(p, false, false, true); });
+  // The queries of the first tile of keys come in parts, some of which see nothing of it.
+  add("parts_of_bytes", 2100, 0, 0, [](Case&, Problem& p) { p.seq_kv = 200, p.mask = over(p, false, false, true); });
+  add("parts_128_group", 2100, 1500, 1, [](Case&, Problem& p) { p.seq_kv = 300, p.head_dim = 128, p.heads_q = 2; });
+  add("parts_and_nan", 2100, 0, 2, [](Case& c, Problem& p) { p.seq_kv = 150, p.head_dim = 32, c.nan_query = 1030; });
   add("by_heads", 389, 150, 4, [](Case&, Problem& p) { p.hidden_rows.head_stride = 1, p.heads_q = 4; });
   return cases;
 }
