@@ -48,7 +48,8 @@ constexpr bool forward_sm90_has_mask_words(const ForwardConfig& config) {
   const bool wide = forward_sm90_is_wide(config.head_dim, config.head_dim_v);
   const bool spills = f.softcap && f.bias && f.alibi && f.dropout;  // spills with words, 8 bytes at head_dim 128
   const bool from_rows = f.hidden_bounds == 1 || f.hidden_bounds == 4;
-  return (f.mask_program || f.mask_map || f.made_words || from_rows) && config.block_q == 128 && !wide && !spills;
+  const bool rows = config.block_q == 128 || (config.block_q == 64 && f.made_words);  // one warpgroup makes none
+  return (f.mask_program || f.mask_map || f.made_words || from_rows) && rows && !wide && !spills;
 }
 constexpr bool forward_sm90_makes_words(const ForwardConfig& config) {
   return forward_sm90_has_mask_words(config) && !config.features.made_words;

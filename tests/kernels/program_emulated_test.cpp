@@ -94,6 +94,19 @@ TEST(EmulatedSm90Programs, MasksOfDivisionAndRemainder) {
   }
 }
 
+// A narrow window of many heads: words that were made before, in tiles of 64 queries and 64 keys.
+TEST(EmulatedSm90Programs, SmallTilesInANarrowWindow) {
+  const RandomProgram every_third(
+      "d = sub i j\na = abs d\nw = le a 60\nm = mod d 3\no = eq m 0\nx = floordiv i 70\ny = mod x 2\np = eq y 1\n"
+      "q = or o p\nv = and w q\nvisible = v");
+  const Problem problem{
+      .batch = 1, .seq_q = 230, .seq_kv = 230, .heads_q = 8, .heads_kv = 2, .head_dim = 80, .dtype = Dtype::float16};
+  Options options;
+  options.device = {DeviceKind::emulator, 0, 90};
+  const ProgramResults got = run_program(problem, every_third, options, 5, {"forward/sm90", "backward/sm90"});
+  expect_close(got, exact_program(problem, every_third, 5), 8e-3, every_third.text);
+}
+
 struct Sm90Program {
   const char* text;
   bool gradients = true;  // a row whose lse is below -1e7 has none

@@ -137,5 +137,18 @@ TEST(Programs, WordsOfABooleanMaskAreMadeWithItsMap) {
   EXPECT_FALSE(made(other)) << "packed";
 }
 
+/// Of a narrow window small tiles are computed, whatever the length is.
+TEST(Programs, SmallTilesInANarrowWindow) {
+  const char* const every_other = "v0 = sub i j\nv1 = mod v0 2\nv2 = eq v1 0\nvisible = v2\n";
+  const auto block_q = [](Problem p, std::int64_t reach) {
+    p.window_left = p.window_right = reach;
+    return make_plan(p, Pass::forward, hopper_gpu).block_q;
+  };
+  EXPECT_EQ(block_q(of_size(every_other, 1, 16, 8192), 64), 64);
+  EXPECT_EQ(block_q(of_size(every_other, 1, 16, 1000), 64), 64);
+  EXPECT_EQ(block_q(of_size(every_other, 1, 2, 8192), 64), 128) << "each head makes its words";
+  EXPECT_EQ(block_q(of_size(every_other, 1, 16, 8192), 65), 128);
+}
+
 }  // namespace
 }  // namespace flash_attention

@@ -47,7 +47,7 @@ struct Producer : TileProducer<config, Shape<config>, SharedStorage<config>, chu
             } else {
               load_keys(tile, block, !early && n == 0);
             }
-            if (between && n == 1) {
+            if (between && n == S::publish_behind) {
               exists = find_next(next_tile());
               if (exists) publish_tile(next_tile());
             }
@@ -57,7 +57,7 @@ struct Producer : TileProducer<config, Shape<config>, SharedStorage<config>, chu
       if constexpr (S::wide) {
         if (n > 0) load_wide_values(tile);
       }
-      if (between && n > 1) continue;
+      if (between && n > S::publish_behind) continue;
       exists = find_next(next_tile());
       if (early && exists) publish_tile(next_tile());
     }

@@ -42,11 +42,11 @@ struct Shape {
   // random mask lost 6 to 22 % when the loop came to skip and to claim late (docs/lab/masks.md).
   static constexpr bool skips_listed = !features.modifies_scores() && !features.dropout && !features.mask;
   using Unit = UnitNumber<mask_words>;  // of the scheduler
-  // A block claims a tile before the last block of the one before: what it holds, others wait for at the end.
-  static constexpr bool claims_late = mask_words;
-  static constexpr int block_q = config.block_q;
-  static constexpr int block_kv = config.block_kv;
-  static constexpr int stages = config.num_stages;
+  // A block claims a tile before the last block of the one before: what it holds, others wait for at the end. Small tiles
+  // of masks have few blocks: the next is claimed at once, and published behind the first.
+  static constexpr bool claims_late = mask_words && config.block_q > 64;
+  static constexpr int publish_behind = listed && config.block_q == 64 ? 0 : 1;
+  static constexpr int block_q = config.block_q, block_kv = config.block_kv, stages = config.num_stages;
 
   // Wide heads: two warpgroups have the same rows, and each has half of a block's keys, and half of O's columns.
   static constexpr bool wide = forward_sm90_is_wide(config.head_dim, config.head_dim_v);
@@ -93,7 +93,7 @@ struct Shape {
                                                                                 : 40;
   static constexpr int attend_registers = blocks_per_sm == 3    ? 160 - load_registers
                                           : makes_words         ? 208
-                                          : features.made_words ? 224
+                                          : features.made_words ? (warpgroups == 1 ? 200 : 224)
                                           : warpgroups == 1     ? 216
                                           : warpgroups == 2     ? 232
                                                                 : 160;

@@ -127,8 +127,17 @@ abi::ForwardConfig asked_config(const Problem& p, const DeviceInfo& device, cons
                             .num_stages = is_wide(p) ? 9 : 4,
                             .page_rows = p.page_size != 0 ? rows_of_page_box(p, block_kv) : 0};
   add_bias_stages(p, config);
-  while (config.num_stages > 1 && abi::forward_sm90_layout(config).shared_bytes > device.shared_bytes) --config.num_stages;
+  const int fits = (device.shared_bytes + 1024) / abi::forward_sm90_blocks_per_sm(config) - 1024;
+  while (config.num_stages > 1 && abi::forward_sm90_layout(config).shared_bytes > fits) --config.num_stages;
   return config;
+}
+
+/// A narrow window beside a mask: a tile of 64 queries sees three or four tiles of 64 keys. Of small ones less is computed
+/// and hidden, and blocks of one warpgroup, two to an SM, end their tiles one under the other (docs/lab/masks.md).
+bool sees_few_tiles(const Problem& p) {
+  const std::int64_t dim = std::max(p.head_dim, p.head_dim_v);
+  return has_tile_map(p) && count_score_options(p) == 0 && dim > 64 && dim <= 128 && p.window_left >= 0 &&
+         p.window_right >= 0 && p.window_left + p.window_right <= 2 * abi::mask_unit;
 }
 
 Sm90Tile choose_tile(const Problem& p, const DeviceInfo& device) {
@@ -138,6 +147,8 @@ Sm90Tile choose_tile(const Problem& p, const DeviceInfo& device) {
     const int block_q = in_pairs && reject_cluster(p).empty() ? 128 : 64;
     return {block_q, abi::forward_sm90_wide_keys, asked_config(p, device, {64, abi::forward_sm90_wide_keys}).num_stages};
   }
+  const Sm90Tile small{64, 64};
+  if (sees_few_tiles(p) && has_made_words(p, asked_config(p, device, {small.block_q, small.block_kv}))) return small;
   return choose_sm90_tile(p, device);
 }
 
@@ -218,7 +229,7 @@ Plan lay_out_forward(const Problem& p, const DeviceInfo& device, const Sm90Tile&
   // How long the row tiles of a program or a boolean mask are is in no plan: they are taken by the counter, too, however
   // many there are, so that a program is compiled once for all sizes.
   const std::int64_t all_tiles = row_tiles * p.heads_q * p.batch, sms = device.num_sms;
-  const bool unknown = abi::forward_sm90_has_mask_words(config);
+  const bool unknown = abi::forward_sm90_has_mask_words(config) || has_made_words(p, config);
   const int blocks_per_sm = abi::forward_sm90_blocks_per_sm(config);
   const int cluster = abi::forward_sm90_cluster(config.head_dim, config.head_dim_v, config.block_q);
   // No pairs where each tile has an SM, and of two row tiles where all run at once, or where the second is short and blocks
