@@ -176,7 +176,7 @@ inline void start_head(const Call& call, const RowBlock& block, DecodeHead& head
   head.statistics.reset();
   for (int i = 0; i < padded_rows(block) * columns_v; i += vector_lanes) store(head.O + i, Vec{});
   copy_query<FloatDots<Float32>>(call, block, head.Q, buffer);
-  if constexpr (!Dots::any_width) copy_query<Dots>(call, block, head.Q_raw, buffer);
+  if constexpr (Dots::raw_query) copy_query<Dots>(call, block, head.Q_raw, buffer);
 }
 
 template <class Dots>
@@ -204,6 +204,13 @@ inline void decode_with(const Call& call, std::int64_t item_idx, void* memory) {
     for (int i = 0; scale != 1 && i < size; i += vector_lanes) store(O + i, load(O + i) * scale);
     write_rows(call, block, item.split, scratch.heads[h].statistics, O, width, scratch.rescale);
   }
+}
+
+inline void decode_by_floats(const Call& call, std::int64_t item, void* memory) {
+  const bool done =
+      with_codes(call.key_element, [&](auto type) { decode_with<FloatDots<decltype(type)>>(call, item, memory); });
+  if (done) return;
+  with_element(call.element, [&](auto type) { decode_with<FloatDots<decltype(type)>>(call, item, memory); });
 }
 
 }  // namespace

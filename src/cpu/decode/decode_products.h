@@ -39,6 +39,7 @@ struct FloatDots {
   static constexpr bool any_width = true;       // head_dim need not be a multiple of that
   static constexpr int vectors = 1;             // that columns of a row become
   static constexpr int max_rows = 8;            // of a group
+  static constexpr bool raw_query = false;      // Q in the tensor's type
   static const float* query(const DecodeHead& head) { return head.Q; }
   static FLASH_ATTENTION_INLINE void load_row(const typename T::Stored* from, Vec (&to)[1]) { to[0] = T::load(from); }
   static FLASH_ATTENTION_INLINE Vec load_end(const typename T::Stored* from, int count) {

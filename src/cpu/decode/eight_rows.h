@@ -62,7 +62,7 @@ template <class Dots>
 inline void dot_eight_rows(KeyRows<typename Dots::Keys> K, int keys, const float* Q, int head_dim, float factor, float* S,
                            NextTile& next) {
   using Stored = typename Dots::Keys::Stored;
-  constexpr int columns_of_word = Dots::columns / vector_lanes;
+  constexpr int columns_of_word = Dots::columns / (Dots::vectors * vector_lanes);
   const int words = round_up(head_dim, Dots::columns) / columns_of_word;
   const bool in_place = sizeof(Stored) * columns_of_word == sizeof(float) && head_dim % (4 * columns_of_word) == 0 &&
                         K.stride % columns_of_word == 0;

@@ -18,8 +18,20 @@ constexpr bool only_bfloat16 = true;
 #include "cpu/simd/amx.h"
 //
 #include "cpu/isa/bfloat16_table.h"
+//
+#include "cpu/decode/lookup_dots.h"
 #include "cpu/tile/amx.h"
 
 namespace flash_attention::cpu {
-const KernelTable amx_table = make_bfloat16_table<TileProducts<AmxTiles>>();
+namespace {
+constexpr KernelTable make_table() {
+  KernelTable table = make_bfloat16_table<TileProducts<AmxTiles>>();
+  table.decode[0] = {decode_items, decode_by_lookup};
+  table.decode[1] = {merge_items, merge};
+  table.scratch_bytes = larger(table.scratch_bytes, sizeof(DecodeScratch));
+  return table;
+}
+}  // namespace
+
+const KernelTable amx_table = make_table();
 }  // namespace flash_attention::cpu

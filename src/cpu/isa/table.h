@@ -13,14 +13,6 @@
 namespace flash_attention::cpu {
 namespace {
 
-/// Decoding by floats.
-inline void decode(const Call& call, std::int64_t item, void* memory) {
-  const bool done =
-      with_codes(call.key_element, [&](auto type) { decode_with<FloatDots<decltype(type)>>(call, item, memory); });
-  if (done) return;
-  with_element(call.element, [&](auto type) { decode_with<FloatDots<decltype(type)>>(call, item, memory); });
-}
-
 template <Vec function(Vec)>
 inline void map(const float* from, float* to, std::int64_t count) {
   for (std::int64_t i = 0; i < count; i += vector_lanes) store(to + i, function(load(from + i)));
@@ -64,7 +56,7 @@ constexpr std::size_t largest(std::size_t x, std::size_t y) { return x > y ? x :
 constexpr KernelTable make_table() {
   return {
       .prefill = {{copy_items, copy_keys}, {forward_items, prefill}, {merge_items, merge}},
-      .decode = {{decode_items, decode}, {merge_items, merge}},
+      .decode = {{decode_items, decode_by_floats}, {merge_items, merge}},
       .backward = {{copy_items, copy_keys},
                    {backward_items, backward},
                    {finish_backward_items, finish_backward},

@@ -92,6 +92,26 @@ FLASH_ATTENTION_INLINE void codes_to_halves(__m512i codes, __m512i& first, __m51
   second = _mm512_maskz_unpackhi_epi8(~__mmask64{0}, low, high);
 }
 
+/// Bytes of 64 low halves (0 to 63) and high halves (64 to 127) that make the floats of vector `v`, in their upper bytes.
+template <int v>
+FLASH_ATTENTION_INLINE __m512i float_bytes() {
+  const __m512i lane = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+  constexpr int first = 16 * v << 16 | (64 + 16 * v) << 24;
+  return (__m512i)((Int)lane * 0x01010000 + first);
+}
+
+/// What 64 codes are worth as floats.
+template <int code>
+FLASH_ATTENTION_INLINE void codes_to_floats(__m512i codes, Vec (&to)[4]) {
+  constexpr __mmask64 upper = 0xccccccccccccccccu;  // bytes of the floats: their lower ones are 0
+  __m512i low, high;
+  look_up_codes<code>(codes, low, high);
+  to[0] = (Vec)_mm512_maskz_permutex2var_epi8(upper, low, float_bytes<0>(), high);
+  to[1] = (Vec)_mm512_maskz_permutex2var_epi8(upper, low, float_bytes<1>(), high);
+  to[2] = (Vec)_mm512_maskz_permutex2var_epi8(upper, low, float_bytes<2>(), high);
+  to[3] = (Vec)_mm512_maskz_permutex2var_epi8(upper, low, float_bytes<3>(), high);
+}
+
 /// Two rows of 64 codes as words of bfloat16, the first row in the low halves, columns in their order.
 template <int code>
 FLASH_ATTENTION_INLINE void codes_to_pairs(__m512i row0, __m512i row1, Vec (&pairs)[4]) {

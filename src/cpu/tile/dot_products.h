@@ -43,7 +43,7 @@ struct DotProducts {
 struct PairDots {
   using Keys = Bfloat16;
   static constexpr int columns = 2 * vector_lanes, vectors = 1, max_rows = 8;
-  static constexpr bool any_width = false;
+  static constexpr bool any_width = false, raw_query = true;
   static const float* query(const DecodeHead& head) { return head.Q_raw; }
   static FLASH_ATTENTION_INLINE Vec load_pairs(const Half* from) { return *reinterpret_cast<const VecInMemory*>(from); }
   static FLASH_ATTENTION_INLINE void load_row(const Half* from, Vec (&to)[1]) { to[0] = load_pairs(from); }

@@ -2,6 +2,7 @@
 
 // The online softmax of a block of rows, a row a lane, and what becomes of it at the end.
 
+#include "cpu/tile/dropout.h"
 #include "cpu/tile/scores.h"
 
 namespace flash_attention::cpu {
