@@ -1,5 +1,7 @@
 #include <gtest/gtest.h>
 
+#include <array>
+
 #include "flash_attention/plan.h"
 #include "plan/kernel_table.h"
 
@@ -27,6 +29,21 @@ TEST(CpuPlan, PackedSequencesNeedNoMoreThanTheirRows) {
         const Plan plan = make_plan(p, pass, cpu_with(isa, 2));
         EXPECT_LE(static_cast<std::int64_t>(plan.workspace_bytes), 4 * tensor_bytes(p)) << plan.kernel;
       }
+    }
+  }
+}
+
+/// Few queries on K and V that are too short for a split for each thread: key heads are shared, too, and no thread waits.
+TEST(CpuPlan, FewQueriesKeepAllThreadsBusy) {
+  for (const auto& [seq_q, seq_kv, head_dim] :
+       {std::array{1, 1000, 64}, {8, 1000, 64}, {13, 1530, 24}, {16, 1500, 128}, {3, 2450, 256}, {1, 32768, 64}}) {
+    for (const int threads : {2, 3, 8, 16}) {
+      const Problem p{.seq_q = seq_q, .seq_kv = seq_kv, .heads_q = 8, .heads_kv = 8, .head_dim = head_dim};
+      const Plan plan = make_plan(p, Pass::forward, cpu_with(CpuIsa::avx512, threads), "cpu/decode");
+      const int groups = (8 + plan.cpu.heads_together - 1) / plan.cpu.heads_together, items = groups * plan.num_splits;
+      EXPECT_GE(items, threads) << seq_q << " x " << seq_kv << ": " << groups << " x " << plan.num_splits;
+      const int rounds = (items + threads - 1) / threads;
+      EXPECT_GE(5 * items, 4 * rounds * threads) << items << " items on " << threads << " threads";
     }
   }
 }

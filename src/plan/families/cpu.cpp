@@ -158,9 +158,13 @@ std::int64_t max_key_splits(const Problem& problem) {
 /// Splits of the keys where the blocks of rows alone do not keep the threads busy.
 void split_keys(const Problem& problem, const DeviceInfo& device, std::int64_t blocks, Plan& plan) {
   const std::int64_t wanted = device.threads > 1 ? ceil_div(2 * device.threads, std::max<std::int64_t>(blocks, 1)) : 1;
-  int splits = static_cast<int>(std::min(max_key_splits(problem), wanted));
-  while (splits > 2 && blocks * splits % device.threads != 0) --splits;  // so that all threads have as much
-  plan.num_splits = splits;
+  const std::int64_t most = std::min(max_key_splits(problem), wanted);
+  const auto rounds = [&](std::int64_t splits) { return ceil_div(blocks * splits, std::max(device.threads, 1)); };
+  std::int64_t best = 1;  // the least time of the thread that has most to do
+  for (std::int64_t splits = 2; splits <= most; ++splits) {
+    if (rounds(splits) * best <= rounds(best) * splits) best = splits;
+  }
+  plan.num_splits = static_cast<int>(best);
   if (plan.num_splits == 1) return;
   reserve(plan, CpuRegion::split_sums, plan.num_splits * total_rows(problem) * cpu_padded(problem.head_dim_v) * 4);
   reserve(plan, CpuRegion::split_statistics, plan.num_splits * total_rows(problem) * 2 * 4);
@@ -193,11 +197,14 @@ Plan lay_out_forward(const Problem& problem, const DeviceInfo& device) {
   return plan;
 }
 
-/// As forward, but a block of work is the rows of all key heads that are read together.
+/// As forward, but a block of work is the rows of all key heads that are read together: fewer than could be where the
+/// threads have nothing to do otherwise.
 Plan lay_out_decode(const Problem& problem, const DeviceInfo& device) {
   Plan plan = plan_of_tiles(cpu_block_q(device.isa), cpu_block_kv, device);
-  plan.cpu.heads_together = decode_heads(problem, device);
-  split_keys(problem, device, problem.batch * ceil_div(problem.heads_kv, plan.cpu.heads_together), plan);
+  int& together = plan.cpu.heads_together = decode_heads(problem, device);
+  const auto blocks = [&] { return problem.batch * ceil_div(problem.heads_kv, together); };
+  while (together > 1 && blocks() * max_key_splits(problem) < device.threads) together = (together + 1) / 2;
+  split_keys(problem, device, blocks(), plan);
   return plan;
 }
 
