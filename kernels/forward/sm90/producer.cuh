@@ -69,7 +69,7 @@ struct Producer : TileProducer<config, Shape<config>, SharedStorage<config>, chu
   }
 
  private:
-  /// load(block) for the blocks of a tile; if masks choose, before_last() before the last.
+  /// load(block) for the blocks of a tile; before_last() before the last.
   template <typename Load, typename BeforeLast>
   __device__ __forceinline__ void for_blocks(const Tile& tile, const Load& load, const BeforeLast& before_last) {
     if constexpr (S::listed) {
@@ -89,7 +89,10 @@ struct Producer : TileProducer<config, Shape<config>, SharedStorage<config>, chu
     } else {
       const int blocks = tile.blocks;
 #pragma unroll 1
-      for (int n = 0; n < blocks; ++n) load(block_at<config>(tile, n));
+      for (int n = 0; n < blocks; ++n) {
+        if (S::claims_late && n == blocks - 1) before_last();
+        load(block_at<config>(tile, n));
+      }
     }
   }
 

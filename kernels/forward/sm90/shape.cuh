@@ -44,7 +44,7 @@ struct Shape {
   using Unit = UnitNumber<mask_words>;  // of the scheduler
   // A block claims a tile before the last block of the one before: what it holds, others wait for at the end. Small tiles
   // of masks have few blocks: the next is claimed at once, and published behind the first.
-  static constexpr bool claims_late = mask_words && config.block_q > 64;
+  static constexpr bool claims_late = config.dynamic_scheduler && !(listed && config.block_q == 64);
   static constexpr int publish_behind = listed && config.block_q == 64 ? 0 : 1;
   static constexpr int block_q = config.block_q, block_kv = config.block_kv, stages = config.num_stages;
 

@@ -24,10 +24,35 @@ TEST(ForwardSm90Schedule, NoTileIsLostWhereABlockHasMoreTurnsThanMarks) {
                .causal = true,
                .alignment = Alignment::top_left};
   const Plan plan = make_plan(c.problem, Pass::forward, device_info(hopper), "forward/sm90");
-  ASSERT_TRUE(plan::config_of<abi::ForwardConfig>(plan.launches.at(0))->dynamic_scheduler);
-  ASSERT_EQ(plan.launches[0].grid[0], 2);
+  ASSERT_TRUE(plan::config_of<abi::ForwardConfig>(plan.launches.back())->dynamic_scheduler);
+  ASSERT_EQ(plan.launches.back().grid[0], 2);
   emulator::set_seed(1);
   check(c, {.device = hopper, .kernel = "forward/sm90", .pass = Pass::forward});
+}
+
+/// The first row tiles of a window are short: they come last, and the counter gives them to who is free. Tiles that were
+/// claimed are done again by who claimed them.
+TEST(ForwardSm90Schedule, TilesOfAWindowAreTakenByTheCounter) {
+  emulator::set_num_sms(3);
+  for (const std::int64_t head_dim : {64, 128, 256}) {
+    Case c;
+    c.name = "window_" + std::to_string(head_dim);
+    c.draw = head_dim == 128 ? Draw::growing : Draw::normal;
+    c.nan_value = head_dim == 64 ? 500 : -1;
+    c.problem = {.batch = 2,
+                 .seq_q = 900,
+                 .seq_kv = 900,
+                 .heads_q = 2,
+                 .heads_kv = 1,
+                 .head_dim = head_dim,
+                 .dtype = Dtype::bfloat16,
+                 .causal = true,
+                 .window_left = 130};
+    const Plan plan = make_plan(c.problem, Pass::forward, device_info(hopper), "forward/sm90");
+    ASSERT_TRUE(plan::config_of<abi::ForwardConfig>(plan.launches.back())->dynamic_scheduler);
+    emulator::set_seed(3);
+    check(c, {.device = hopper, .kernel = "forward/sm90", .pass = Pass::forward});
+  }
 }
 
 /// One block for 300 tiles, the last of which have to be done again.
