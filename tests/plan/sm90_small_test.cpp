@@ -30,15 +30,18 @@ void expect_tile(const Planned& found, int block_q, int block_kv, int stages) {
 
 TEST(Sm90Small, EachWarpgroupHasAnSmWhereThereAreEnough) {
   const Planned causal = planned(1, 1024, 8, 64, true);
-  expect_tile(causal, 64, 128, 4);
+  expect_tile(causal, 64, 64, 6);
   EXPECT_FALSE(causal.config.pair_tiles);
   EXPECT_EQ(causal.plan.launches[0].grid[0], 128);
   expect_tile(planned(1, 512, 8, 128, false), 64, 64, 4);
 }
 
-TEST(Sm90Small, TwoBlocksShareAnSmBeforeThreeWarpgroupsDo) {
+TEST(Sm90Small, TwoWarpgroupsShareAnSmBeforeThreeDo) {
   for (const auto& [seq, heads] : {std::pair{577, 16}, std::pair{1024, 12}})
-    expect_tile(planned(1, seq, heads, 64, false), 64, 128, 2);
+    expect_tile(planned(1, seq, heads, 64, false), 128, 64, 4);
+  expect_tile(planned(1, 2048, 8, 64, false), 64, 128, 2);
+  expect_tile(planned(1, 2048, 8, 128, false), 128, 64, 4);  // 128 tiles
+  expect_tile(planned(8, 577, 16, 64, false), 128, 64, 4);  // 640 tiles in five rounds, of 192 rows it would be 512 in four
   expect_tile(planned(1, 2048, 12, 64, false), 192, 128, 2);  // 132 tiles
   expect_tile(planned(1, 4096, 8, 64, false), 128, 128, 4);   // 256 tiles in two rounds, of 192 rows it would be 176
   expect_tile(planned(4, 577, 16, 64, false), 192, 128, 2);

@@ -33,14 +33,20 @@ std::optional<Sm90Tile> choose_small_tile(const Problem& p, std::int64_t dim, st
     if (dim <= 64 && p.seq_q > 128) return Sm90Tile{64, 64};
     return dim > 64 && p.seq_kv < 512 && tiles <= 2 * sms ? std::optional<Sm90Tile>({64, 64}) : std::nullopt;
   }
-  if (tiles <= sms) return dim <= 64 ? Sm90Tile{64, 128, 4} : Sm90Tile{64, 64, 4};  // an SM for each warpgroup
-  if (dim > 64) return causal && larger_tiles <= sms ? std::optional<Sm90Tile>({128, 64, 4}) : std::nullopt;
+  const bool few_keys = p.seq_kv <= 1024;  // what comes before and behind the blocks is shorter for blocks of 64
+  if (tiles <= sms) {                      // an SM for each warpgroup
+    if (dim > 64) return Sm90Tile{64, 64, 4};
+    return few_keys ? Sm90Tile{64, 64, 6} : Sm90Tile{64, 128, 4};
+  }
+  if (dim > 64) return larger_tiles <= sms ? std::optional<Sm90Tile>({128, 64, 4}) : std::nullopt;
+  if (tiles <= 2 * sms && !causal && few_keys) return Sm90Tile{128, 64, 4};
   if (tiles <= 2 * sms) return Sm90Tile{64, 128, causal ? 4 : 2};  // two to an SM, or a pair for each
   if (causal) return p.seq_q > 1024 && larger_tiles <= 4 * sms ? std::optional<Sm90Tile>({128, 128, 4}) : std::nullopt;
   // Two warpgroups take three quarters of the time of three.
   const auto rounds = [&](std::int64_t count) { return (count + sms - 1) / sms; };
   const std::int64_t largest_tiles = count_row_tiles(p, 192);
-  if (largest_tiles <= 4 * sms && 3 * rounds(larger_tiles) < 4 * rounds(largest_tiles)) return Sm90Tile{128, 128, 4};
+  if (largest_tiles <= 5 * sms && 3 * rounds(larger_tiles) < 4 * rounds(largest_tiles))
+    return Sm90Tile{128, few_keys ? 64 : 128, 4};
   return std::nullopt;
 }
 
