@@ -238,7 +238,7 @@ Plan lay_out_forward(const Problem& p, const DeviceInfo& device, const Sm90Tile&
   const bool two =
       row_tiles == 2 && p.program.empty() && (all_tiles * cluster <= blocks_per_sm * sms || p.seq_q % tile.block_q != 0);
   // The first row tiles of a window are short, too; in the order of the heads blocks end up to a tenth apart.
-  const bool windowed = p.window_left >= 0 && row_tiles > 1 && all_tiles >= 4 * sms && !is_wide(p);
+  const bool windowed = p.window_left >= 0 && !masked && row_tiles > 1 && all_tiles >= 4 * sms && !is_wide(p);
   const bool counted = windowed || (imbalanced && tile.block_q == 192 && !apart);
   const bool dynamic_scheduler = unknown || (counted && all_tiles <= 200 * sms);
   config.dynamic_scheduler = dynamic_scheduler;
