@@ -20,12 +20,12 @@ std::vector<Case> masks() {
 
 INSTANTIATE_TEST_SUITE_P(Masks, BackwardSm80, ::testing::ValuesIn(masks()), case_name);
 INSTANTIATE_TEST_SUITE_P(MasksDeterministic, BackwardSm80,
-                         ::testing::ValuesIn(some_of(deterministic(mask_cases(Dtype::float16)), 32)), case_name);
+                         ::testing::ValuesIn(some_of(deterministic(mask_cases(Dtype::float16)), 16)), case_name);
 INSTANTIATE_TEST_SUITE_P(Narrow, BackwardSm80, ::testing::ValuesIn(narrow_cases()), case_name);
-INSTANTIATE_TEST_SUITE_P(Bfloat16, BackwardSm80, ::testing::ValuesIn(share_of(contract_cases(Dtype::bfloat16), 3, 1)),
+INSTANTIATE_TEST_SUITE_P(Bfloat16, BackwardSm80, ::testing::ValuesIn(share_of(contract_cases(Dtype::bfloat16), 6, 1)),
                          case_name);
 INSTANTIATE_TEST_SUITE_P(Deterministic, BackwardSm80,
-                         ::testing::ValuesIn(some_of(deterministic(contract_cases(Dtype::bfloat16)), 32)), case_name);
+                         ::testing::ValuesIn(some_of(deterministic(contract_cases(Dtype::bfloat16)), 16)), case_name);
 INSTANTIATE_TEST_SUITE_P(NanGradients, BackwardSm80, ::testing::ValuesIn(share_of(nan_gradients(Dtype::bfloat16), 2, 1)),
                          case_name);
 INSTANTIATE_TEST_SUITE_P(NanGradientsDeterministic, BackwardSm80,
