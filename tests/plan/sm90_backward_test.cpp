@@ -117,6 +117,10 @@ TEST(Sm90Backward, SharesTheQueriesOfTheFirstKeysUnderMasks) {
   EXPECT_FALSE(tasks_share(other)) << "sums in any order";
   other = p, other.softcap = 5, other.bias = {.present = true};
   EXPECT_FALSE(tasks_share(other)) << "dQ apart";
+  for (const std::int64_t head_dim : {64, 128}) {
+    other = grouped(32, head_dim, false), other.mask = {.present = true, .q_stride = other.seq_kv};
+    EXPECT_EQ(tasks_share(other), head_dim > 64) << "bytes at " << head_dim;
+  }
 }
 
 /// Deterministic: five products in order, seven without.
