@@ -243,7 +243,7 @@ def run_stage(name, directory, seconds, short, force):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, required=True, help="directory for the JSON files and report.html")
+    parser.add_argument("--output", type=Path, required=True, help="directory for the JSON files; the page is DIRECTORY.html")
     parser.add_argument("--seconds", type=float, default=720.0, help="for everything")
     parser.add_argument("--dry", action="store_true", help="one case of every stage, to see that each works")
     parser.add_argument("--force", action="store_true", help="measure anew what has been measured")
@@ -264,7 +264,7 @@ def main():
         print(f"== {name}: {found}, {time.monotonic() - started_at:.0f} s", flush=True)
     print(f"== all: {time.monotonic() - began:.0f} s", flush=True)
     files = sorted(map(str, arguments.output.glob("*.json")))
-    page = str(arguments.output / "report.html")
+    page = f"{arguments.output}.html"
     return subprocess.call([sys.executable, str(BENCH / "visualize_results.py"), *files, "--output", page, "--force"])
 
 
