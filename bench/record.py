@@ -243,7 +243,9 @@ def run_stage(name, directory, seconds, short, force):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, required=True, help="directory for the JSON files; the page is DIRECTORY.html")
+    parser.add_argument(
+        "--output", type=Path, required=True, help="directory for the JSON files; the page is DIRECTORY.html"
+    )
     parser.add_argument("--seconds", type=float, default=720.0, help="for everything")
     parser.add_argument("--dry", action="store_true", help="one case of every stage, to see that each works")
     parser.add_argument("--force", action="store_true", help="measure anew what has been measured")
