@@ -21,7 +21,7 @@ struct Key {
   Problem problem;  // as the caller gave it
   Pass pass;
   Device device;
-  int threads;  // of the CPU backend, which the plan is for; 0 elsewhere
+  int workers;  // threads of the CPU, SMs that the emulator was given: the plan is for them; 0 elsewhere
   std::string kernel;
 };
 
@@ -30,11 +30,11 @@ struct KeyView {
   const Problem& problem;
   Pass pass;
   Device device;
-  int threads;
+  int workers;
   std::string_view kernel;
 };
 
-KeyView view(const Key& key) { return {key.problem, key.pass, key.device, key.threads, key.kernel}; }
+KeyView view(const Key& key) { return {key.problem, key.pass, key.device, key.workers, key.kernel}; }
 KeyView view(const KeyView& key) { return key; }
 
 struct Hash {
@@ -44,7 +44,7 @@ struct Hash {
     const std::size_t rest = static_cast<std::size_t>(v.pass) + 8 * static_cast<std::size_t>(v.device.kind) +
                              64 * static_cast<std::size_t>(v.device.index) +
                              4096 * static_cast<std::size_t>(v.device.emulated_arch) +
-                             (std::size_t{1} << 24) * static_cast<std::size_t>(v.threads);
+                             (std::size_t{1} << 24) * static_cast<std::size_t>(v.workers);
     return hash_value(v.problem) ^ (rest * 0x9E3779B97F4A7C15ull) ^ std::hash<std::string_view>{}(v.kernel);
   }
 };
@@ -53,7 +53,7 @@ struct Equal {
   using is_transparent = void;
   bool operator()(const auto& a, const auto& b) const {
     const KeyView x = view(a), y = view(b);
-    return x.pass == y.pass && x.device == y.device && x.threads == y.threads && x.kernel == y.kernel &&
+    return x.pass == y.pass && x.device == y.device && x.workers == y.workers && x.kernel == y.kernel &&
            x.problem == y.problem;
   }
 };
@@ -85,7 +85,7 @@ class Recent {
     return prepared && Equal{}(known, key) ? &prepared : nullptr;
   }
   void remember(const KeyView& key, const std::shared_ptr<const Prepared>& prepared) {
-    entries_[slot(key.pass)] = {Key{key.problem, key.pass, key.device, key.threads, std::string(key.kernel)}, prepared};
+    entries_[slot(key.pass)] = {Key{key.problem, key.pass, key.device, key.workers, std::string(key.kernel)}, prepared};
   }
 
  private:
@@ -129,13 +129,13 @@ std::shared_ptr<const Prepared> find_or_make(const KeyView& key) {
     if (const auto found = c.entries.find(key); found != c.entries.end()) return found->second;
   }
   DeviceInfo device = device_info(key.device);
-  if (key.threads > 0) device.threads = key.threads;
+  if (key.workers > 0) (backend_of(key.device).threads != nullptr ? device.threads : device.num_sms) = key.workers;
   const Problem normalised = normalise(key.problem, key.pass);
   Plan plan = plan::choose(normalised, key.pass, device, key.kernel);
   auto prepared = std::make_shared<const Prepared>(normalised, std::move(plan), device);
   const std::unique_lock lock(c.mutex);
   if (c.entries.size() >= Cache::capacity) c.entries.clear();
-  return c.entries.try_emplace(Key{key.problem, key.pass, key.device, key.threads, std::string(key.kernel)}, prepared)
+  return c.entries.try_emplace(Key{key.problem, key.pass, key.device, key.workers, std::string(key.kernel)}, prepared)
       .first->second;
 }
 
@@ -143,8 +143,8 @@ std::shared_ptr<const Prepared> find_or_make(const KeyView& key) {
 
 std::shared_ptr<const Prepared> prepare(const Problem& problem, Pass pass, const Options& options) {
   const Backend& backend = backend_of(options.device);
-  const int threads = backend.threads != nullptr ? backend.threads() : 0;
-  const KeyView key{problem, pass, options.device, threads, options.kernel};
+  int (*const workers)() = backend.threads != nullptr ? backend.threads : backend.num_sms;
+  const KeyView key{problem, pass, options.device, workers != nullptr ? workers() : 0, options.kernel};
   Recent* last = recent();
   if (const auto* found = last != nullptr ? last->find(key) : nullptr) return *found;
   std::shared_ptr<const Prepared> prepared = find_or_make(key);

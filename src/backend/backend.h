@@ -25,6 +25,7 @@ struct Backend {
   std::vector<DeviceInfo> (*devices)() = nullptr;  // all of them; null: they are not listed
   std::vector<Finding> (*diagnose)() = nullptr;    // what `doctor` says; null: nothing
   int (*threads)() = nullptr;                      // at this moment; plans depend on them. Null: plans do not
+  int (*num_sms)() = nullptr;  // if a device's number can change, for tests: as threads. 0: the device's own
 
   /// Makes a plan executable. `stream` is the call's: while it is captured nothing can be compiled, which is refused.
   std::unique_ptr<Kernel> (*load)(const Plan& plan, const DeviceInfo& device, void* stream);

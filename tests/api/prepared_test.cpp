@@ -4,6 +4,7 @@
 
 #include <functional>
 
+#include "emulator/host/seed.h"
 #include "flash_attention/attention.h"
 #include "flash_attention/plan.h"
 
@@ -45,6 +46,21 @@ TEST(Prepared, AnotherPassOrDeviceIsAnotherPlan) {
       EXPECT_EQ(prepared->device.device.kind, DeviceKind::emulator);
     }
   }
+}
+
+/// A test that changes the emulated GPU gets a plan for it, also for a problem that was planned before.
+TEST(Prepared, AnotherNumberOfSmsIsAnotherPlan) {
+  const Problem decode{.seq_q = 1, .seq_kv = 4000, .heads_q = 2, .heads_kv = 2, .head_dim = 64, .dtype = Dtype::bfloat16};
+  const Options options{.device = {.kind = DeviceKind::emulator, .emulated_arch = 80}, .kernel = "decode/sm80"};
+  for (int round = 0; round < 2; ++round) {
+    for (const int sms : {3, 0, 5}) {
+      emulator::set_num_sms(sms);
+      const auto prepared = prepare(decode, Pass::forward, options);
+      EXPECT_EQ(prepared->device.num_sms, sms > 0 ? sms : 108);
+      EXPECT_EQ(prepared->plan, make_plan(decode, Pass::forward, device_info(options.device), options.kernel));
+    }
+  }
+  emulator::set_num_sms(0);
 }
 
 /// Every field of a Problem, changed alone: each makes another entry, and what comes back is for that problem.

@@ -16,8 +16,8 @@ PLANTS = (
     Plant(
         "the plan cache does not look at the kernel's name",
         "src/api/prepared.cpp",
-        "x.threads == y.threads && x.kernel == y.kernel &&",
-        "x.threads == y.threads &&",
+        "x.workers == y.workers && x.kernel == y.kernel &&",
+        "x.workers == y.workers &&",
         "api_test Prepared.*",
     ),
     Plant(
@@ -32,6 +32,13 @@ PLANTS = (
         "src/api/prepared.cpp",
         "return x.pass == y.pass && x.device == y.device &&",
         "return x.pass == y.pass &&",
+        "api_test Prepared.*",
+    ),
+    Plant(
+        "the plan cache does not look at the number of threads or SMs",
+        "src/api/prepared.cpp",
+        "x.workers == y.workers && x.kernel == y.kernel &&",
+        "x.kernel == y.kernel &&",
         "api_test Prepared.*",
     ),
     Plant(

@@ -9,7 +9,7 @@ std::uint64_t seed();
 void set_seed(std::uint64_t seed);
 
 /// How many SMs the emulated GPU has from now on; 0: as many as the real one. With a few, small problems already make
-/// persistent kernels take one tile after another. Plans that are already made stay as they are.
+/// persistent kernels take one tile after another. Calls from now on have plans of their own.
 void set_num_sms(int num_sms);
 
 }  // namespace flash_attention::emulator

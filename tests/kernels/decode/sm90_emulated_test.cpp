@@ -12,8 +12,7 @@ constexpr Device tma_device{.kind = DeviceKind::emulator, .emulated_arch = 90};
 
 using DecodeSm90 = ::testing::TestWithParam<Case>;
 
-/// Few blocks, so that each goes through several items, or more blocks than items. One number for each case: plans are
-/// kept.
+/// Few blocks, so that each goes through several items, or more blocks than items.
 void set_num_sms(const Case& c) {
   const bool many = c.name.size() % 3 == 0 || c.name.starts_with("shared");
   emulator::set_num_sms(c.name.starts_with("eight_sms") ? 8 : many ? 40 : 2);
