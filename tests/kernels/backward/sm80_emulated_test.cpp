@@ -18,9 +18,20 @@ std::vector<Case> masks() {
   return cases;
 }
 
+/// Tiles of queries that see none of the keys: their Q and dO come for nothing, and dQ goes where they land.
+std::vector<Case> hidden_queries() {
+  Case c = base("hidden_queries", Dtype::bfloat16);
+  Problem& p = c.problem;
+  p.seq_q = 300, p.seq_kv = 70, p.deterministic = true;
+  p.block_mask = {.block_q = 128, .block_kv = 128, .batch_stride = 1, .head_stride = 1};
+  make_masks_dense(p);
+  return {c};
+}
+
 INSTANTIATE_TEST_SUITE_P(Masks, BackwardSm80, ::testing::ValuesIn(masks()), case_name);
 INSTANTIATE_TEST_SUITE_P(MasksDeterministic, BackwardSm80,
                          ::testing::ValuesIn(some_of(deterministic(mask_cases(Dtype::float16)), 16)), case_name);
+INSTANTIATE_TEST_SUITE_P(MasksOfAllKeys, BackwardSm80, ::testing::ValuesIn(hidden_queries()), case_name);
 INSTANTIATE_TEST_SUITE_P(Narrow, BackwardSm80, ::testing::ValuesIn(narrow_cases()), case_name);
 INSTANTIATE_TEST_SUITE_P(Bfloat16, BackwardSm80, ::testing::ValuesIn(share_of(contract_cases(Dtype::bfloat16), 6, 1)),
                          case_name);
