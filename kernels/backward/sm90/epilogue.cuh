@@ -35,7 +35,7 @@ struct Epilogue : DqExchange<config> {
       const int rows = tile::ceil_div(args.seq_q, tile_rows) * tile_rows;
       nonfinite |= prepare_rows<config, S::warpgroups * wg_threads, 4>(args, {sequence, head_idx, 0, padded}, rows, thread);
     }
-    ptx::fence_async_global();  // the statistics before the copies that read them
+    ptx::fence_async_global();  // the statistics before their copies; not found by the emulator: one view of global memory
     const bool any_nonfinite = ptx::any(nonfinite);
     __syncwarp();
     if (thread % 32 != 0) return;

@@ -48,13 +48,13 @@ __device__ __forceinline__ bool wait_for_order(const unsigned* order, unsigned m
   do {
     now = ptx::load_acquire(order);
   } while ((now & ~none_accumulated) != mine);
-  ptx::fence_async_global();  // what they did before the copies
+  ptx::fence_async_global();  // what they did before the copies; not found by the emulator: one view of global memory
   return now == mine;
 }
 /// The thread that has accumulated: when its copies have arrived, the next one may go on.
 __device__ __forceinline__ void signal_next(unsigned* order, unsigned next) {
   ptx::bulk_wait<0>();
-  ptx::fence_async_global();  // the copies before what others do
+  ptx::fence_async_global();  // the copies before what others do; not found by the emulator: one view of global memory
   ptx::store_release(order, next);
 }
 

@@ -205,7 +205,7 @@ __device__ __forceinline__ void produce_work_tiles(const AttentionArgs& args, St
                          head_idx, batch_idx());
       if (S::direct_dq && count == work_tile.first_step) {
         ptx::mbarrier_wait(shared.prepared, n % 2);  // the warpgroups have written the statistics
-        ptx::fence_async_global();                   // what they wrote before the copies
+        ptx::fence_async_global();  // before the copies; not found by the emulator: it has one view of global memory
       }
       ptx::bulk_load(shared.lse2[state.stage], workspace<float>(args, Region::lse2) + next.padded, tile_rows * 4,
                      shared.full[state.stage]);
