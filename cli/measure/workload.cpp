@@ -48,7 +48,7 @@ Array random_codes(Device device, Dtype dtype, std::int64_t count, std::uint64_t
   Array array(device, static_cast<std::size_t>(count));
   auto* to = static_cast<std::uint8_t*>(array.host());
   for (std::int64_t i = 0; i < count; ++i) {
-    const float place = (next_normal(seed) / reach + 1) * (steps / 2);
+    const float place = (next_normal(seed) / reach + 1) / 2 * steps;
     to[i] = codes[static_cast<std::size_t>(std::clamp(place, 0.0f, steps - 1.0f))];
   }
   array.upload();
