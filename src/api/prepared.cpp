@@ -153,7 +153,7 @@ std::shared_ptr<const Prepared> prepare(const Problem& problem, Pass pass, const
 }
 
 std::shared_ptr<const Prepared> prepare_to_run(const Problem& problem, Pass pass, const Options& options) {
-  const std::shared_ptr<const Prepared> wanted = prepare(problem, pass, options);
+  std::shared_ptr<const Prepared> wanted = prepare(problem, pass, options);
   const auto fits = [&](const Prepared& prepared) { return prepared.plan.workspace_bytes <= options.workspace_bytes; };
   if (backend_of(options.device).threads == nullptr || options.workspace == nullptr || fits(*wanted)) return wanted;
   for (int threads = wanted->device.threads / 2; threads >= 1; threads /= 2) {
