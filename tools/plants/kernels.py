@@ -120,7 +120,7 @@ PLANTS = (
         "ALiBi follows the diagonal of the top-left corner",
         SCORE,
         "const int distance = i + len_kv - len_q - j;",
-        "const int distance = i + diagonal - j;",
+        "const int distance = i + this->diagonal - j;",
         "kernels_emulated_test */ForwardPortable.*/alibi_top_left_*",
     ),
     Plant(
