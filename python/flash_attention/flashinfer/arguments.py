@@ -76,8 +76,12 @@ def finish(out, lse, v_scale, into, lse_into, return_lse):
 
 
 def direct(out, q, v, v_scale):
-    """`out` where the kernel can write the result there by itself, else None."""
-    if out is None or out is q or not (v_scale is None or (isinstance(v_scale, float) and v_scale == 1.0)):
+    """`out` where the kernel can write the result there by itself, else None: not over the queries that it reads."""
+    if (
+        out is None
+        or out.untyped_storage().data_ptr() == q.untyped_storage().data_ptr()
+        or not (v_scale is None or (isinstance(v_scale, float) and v_scale == 1.0))
+    ):
         return None
     same = out.shape == (*q.shape[:-1], v.shape[-1]) and out.dtype == q.dtype and out.device == q.device
     return out if same and out.stride(-1) == 1 and v.shape[-1] % 8 == 0 else None

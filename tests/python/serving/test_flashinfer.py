@@ -89,6 +89,8 @@ def test_batch_decode(page, layout, as_pair, device):
     assert torch.equal(wrapper.run(q, cache), wrapper.run(q, cache, return_lse=True)[0])
     into, lse_into = torch.empty_like(q), torch.empty(len(q), 8, device=device)
     assert wrapper.run(q, cache, out=into, lse=lse_into, return_lse=True)[0] is into
+    over = q.clone()
+    assert torch.equal(wrapper.run(over, cache, out=over.view_as(over)), into)  # over the queries themselves
     check((into, lse_into), q.split(1), rows)
 
 
