@@ -99,7 +99,7 @@ const Verb compile_verb{
     problem_flags() +
         std::vector<Flag>{{"backward", "", "compile the backward pass"},
                           {"common", "", "what most models ask for: usual widths and types, training, packed, decoding"},
-                          {"core", "", "a part of --common: 16 bits, head dimensions 64 and 128, full, causal, decoding"},
+                          {"core", "", "a part of --common: 16 bits, head dimensions 64 and 128, full, causal; decoding"},
                           {"json", "", "print JSON"}},
     compile};
 
