@@ -59,12 +59,12 @@ def test_gradients_that_are_not_computed_are_refused(device):
             with torch.no_grad():
                 assert torch.equal(call(learned), call(detached))
     program = flash_attention.attention(q, k, v, scale=1.0, score_mod=lambda s, b, h, i, j: s * scale)
-    if device == "cpu":  # what the refusal recommends
-        (got,) = torch.autograd.grad(program.square().sum(), scale)
-        exact = scale.detach().double().requires_grad_()
-        weights = (torch.einsum("bihd,bjhd->bhij", q.double(), k.double()) * exact).softmax(-1)
-        want = torch.autograd.grad(torch.einsum("bhij,bjhd->bihd", weights, v.double()).square().sum(), exact)[0]
-        torch.testing.assert_close(got.double(), want, atol=1e-3, rtol=1e-3)
+    (got,) = torch.autograd.grad(program.square().sum(), scale)  # what the refusal recommends
+    exact = scale.detach().double().requires_grad_()
+    q, k, v = (tensor.cpu().double() for tensor in (q, k, v))
+    weights = (torch.einsum("bihd,bjhd->bhij", q, k) * exact).softmax(-1)
+    want = torch.autograd.grad(torch.einsum("bhij,bjhd->bihd", weights, v).square().sum(), exact)[0]
+    torch.testing.assert_close(got.double(), want, atol=1e-3, rtol=1e-3)
 
 
 @pytest.mark.parametrize("which", ["q", "k", "v", "sink"])

@@ -88,9 +88,14 @@ def run(tensors, options, seed, offset, return_lse, score_mod, mask_mods):
         q, k, v = (torch_autograd._autocast(tensor, torch.get_autocast_dtype(q.device.type)) for tensor in (q, k, v))
     q, k, v = (tensor if tensor.stride(-1) == 1 else tensor.contiguous() for tensor in (q, k, v))
     extras = torch_autograd._as_taken(tensors, options)[3:NUM_TENSORS]
-    captured = [tensor.contiguous() for tensor in program.tensors]
+    captured = [_beside(q, tensor).contiguous() for tensor in program.tensors]
     if torch.are_deterministic_algorithms_enabled():
         options = made_deterministic(options)
     seed = None if seed is None else signed(seed)
     out, lse = passes.ProgramAttention.apply(program, options, seed, signed(offset), q, k, v, *extras, *captured)
     return (out, lse) if return_lse else out
+
+
+def _beside(q, tensor):
+    """A learned number on the CPU follows the queries to their device, as in torch's own operations."""
+    return tensor.to(q.device) if tensor.dim() == 0 else tensor
