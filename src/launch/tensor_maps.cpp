@@ -6,7 +6,7 @@
 #include "abi/forward_sm90.h"
 #include "abi/forward_sm90_fp8.h"
 #include "abi/wide_stage.h"
-#include "plan/families/decode.h"
+#include "plan/families/decode/items.h"
 #include "plan/families/sm90.h"
 #include "plan/workspace.h"
 

@@ -8,14 +8,9 @@
 #include "plan/kernel_table.h"
 #include "plan/workspace.h"
 #include "program/sizes.h"
+#include "support/ceil_div.h"
 
 namespace flash_attention::plan {
-namespace {
-
-std::int64_t ceil_div(std::int64_t value, std::int64_t unit) { return (value + unit - 1) / unit; }
-
-}  // namespace
-
 int cpu_block_q(CpuIsa isa) {
   switch (isa) {
     case CpuIsa::neon:

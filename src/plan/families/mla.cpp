@@ -5,7 +5,7 @@
 #include <limits>
 
 #include "abi/decode.h"
-#include "plan/families/decode.h"
+#include "plan/families/decode/items.h"
 #include "plan/families/portable.h"
 #include "plan/families/sm90.h"
 #include "plan/features.h"

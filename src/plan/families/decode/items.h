@@ -13,6 +13,12 @@ std::int64_t decode_rows(const Problem& problem);
 /// Tiles of keys of all items; a bound, since lengths are known on the device only.
 double decode_tiles(const Problem& problem, const abi::ForwardConfig& config);
 
+/// Tiles of keys of an item; at least one.
+std::int64_t tiles_of_item(const Problem& problem, const abi::ForwardConfig& config);
+
+/// Rows of a key head, block_q at a time, of all heads and sequences.
+std::int64_t items_of(const Problem& problem, const abi::ForwardConfig& config);
+
 /// Blocks of the grid, at most `most`, and room for the parts of the items that they share. 0 if there is no work.
 std::int64_t reserve_decode_parts(const Problem& problem, const abi::ForwardConfig& config, std::int64_t most, Plan& plan);
 

@@ -1,0 +1,149 @@
+#include <algorithm>
+#include <array>
+#include <limits>
+
+#include "abi/decode.h"
+#include "plan/families/decode/blocks.h"
+#include "plan/families/decode/items.h"
+#include "plan/families/decode/tile.h"
+#include "plan/families/portable.h"
+#include "plan/families/sm90.h"
+#include "plan/features.h"
+#include "plan/kernel_config.h"
+#include "plan/kernel_table.h"
+#include "plan/workspace.h"
+#include "support/ceil_div.h"
+
+namespace flash_attention::plan {
+namespace {
+
+constexpr std::int64_t max_queries = 16;  // with more, a tile of rows for each query head is as good
+
+/// Whatever the sizes are.
+std::string reject_kind(const Problem& problem, const DeviceInfo& device) {
+  if (device.arch < 80) return "needs sm_80";
+  if (problem.dtype == Dtype::float32) return "needs a 16-bit dtype";
+  if (problem.dropout_p != 0) return "takes no dropout";
+  if (problem.head_dim % 8 != 0 || problem.head_dim_v % 8 != 0) return "needs head dimensions that are multiples of 8";
+  if (std::max(problem.head_dim, problem.head_dim_v) > 256) return "needs head dimensions up to 256";
+  if (*problem.scale <= 0) return "needs a positive scale";
+  const auto multiples = [](const Strides& s, int of) { return s.batch % of == 0 && s.seq % of == 0 && s.head % of == 0; };
+  for (const Strides& strides : {problem.q_strides, problem.k_strides, problem.v_strides, problem.out_strides}) {
+    if (!multiples(strides, 8)) return "needs strides that are multiples of 8";
+  }
+  if (*problem.kv_dtype != problem.dtype) {
+    if (!multiples(problem.k_strides, 16) || !multiples(problem.v_strides, 16) || problem.head_dim % 16 != 0 ||
+        problem.head_dim_v % 16 != 0) {
+      return "needs 8-bit rows whose strides and head_dim are multiples of 16";
+    }
+  }
+  return choose_decode_tile(problem, device) ? "" : "needs more shared memory";
+}
+
+std::string reject(const Problem& problem, const DeviceInfo& device) {
+  std::string reason = reject_kind(problem, device);
+  if (!reason.empty()) return reason;
+  if (problem.seq_q > max_queries && problem.page_size == 0 && !problem.invariant) {
+    return "takes at most " + std::to_string(max_queries) + " queries of a sequence where there are no pages";
+  }
+  const auto config = choose_decode_tile(problem, device);
+  return decode_tiles(problem, *config) > std::numeric_limits<int>::max() ? "more than 2^31 tiles" : "";
+}
+
+/// Kernels for many queries have five times the rate (H200: about 780 TFLOP/s against 140 here) where their tiles have all
+/// their rows and there is one for each SM. Where fewer rows are in use than a fifth of that, this one is faster, which
+/// splits keys: measured at 32 heads over 16384 keys, 128 queries 167 us there and 240 here, 64 queries 178 and 142.
+std::string yield(const Problem& problem, const DeviceInfo& device) {
+  constexpr std::int64_t tile_rows = 128, faster = 5;
+  const std::int64_t mean = problem.packed ? problem.total_q / std::max<std::int64_t>(1, problem.batch) : problem.seq_q;
+  const std::int64_t row_tiles = ceil_div(std::max<std::int64_t>(mean, 1), tile_rows);
+  const std::int64_t at_once = std::min<std::int64_t>(row_tiles * problem.heads_q * problem.batch, device.num_sms);
+  if (mean <= max_queries || faster * at_once * mean < device.num_sms * row_tiles * tile_rows) return "";
+  return "more than " + std::to_string(max_queries) + " queries of a sequence: a tile of rows for each head is faster";
+}
+
+/// Boxes of a tile, or of as many rows as a page has: those begin where the swizzle does.
+bool pages_are_boxes(const Problem& problem, int block_kv) {
+  const std::int64_t size = problem.page_size;
+  return size % block_kv == 0 || (block_kv % size == 0 && size % 8 == 0) || problem.seq_kv <= size;
+}
+
+/// The tiles of decode/sm80, so that results have the same bits, loaded by TMA.
+std::string reject_sm90_decode(const Problem& problem, const DeviceInfo& device) {
+  if (device.arch != 90) return "TMA needs sm_90; this is sm_" + std::to_string(device.arch);
+  std::string reason = reject(problem, device);
+  if (!reason.empty()) return reason;
+  const auto config = choose_decode_tile(problem, device, true);
+  if (config->block_q > 16 && is_narrow(key_type(config->features))) return "takes at most 16 rows of 8-bit keys at a time";
+  if (config->num_warps % 4 != 0) return "needs whole warpgroups";
+  if (problem.kv_scales == ScaleKind::token) return "takes no scales of tokens";
+  if (problem.page_size != 0 && !pages_are_boxes(problem, config->block_kv)) {
+    return "takes pages of 8, 16, 32, 64 and multiples of " + std::to_string(config->block_kv) + " keys";
+  }
+  if (has_no_key_rows(problem) || problem.seq_kv == 0) return "there is nothing to load";
+  return reject_tma_cache(problem);
+}
+
+Plan lay_out(const Problem& problem, const DeviceInfo& device, bool producer_warp) {
+  abi::ForwardConfig config = *choose_decode_tile(problem, device, producer_warp);
+  Plan plan{.block_q = config.block_q, .block_kv = config.block_kv};
+  const std::int64_t blocks = share_decode_items(problem, device, config, plan);
+  add_launch(plan,
+             {.unit = producer_warp ? "decode/sm90" : "decode/sm80",
+              .entry = producer_warp ? "decode_sm90" : "decode_sm80",
+              .config = launch_config(config),
+              .block = abi::decode_threads(config),
+              .cluster = abi::decode_has_clusters(config) ? config.item_blocks : 1,
+              .shared_bytes = abi::DecodeLayout(config).shared_bytes,
+              .min_blocks_per_sm = producer_warp ? abi::decode_blocks_per_sm(config, device.shared_bytes) : 1},
+             blocks);
+  const std::int64_t heads = problem.heads_kv;
+  if (config.head_grid) plan.launches.back().grid = {static_cast<int>(blocks / heads), static_cast<int>(heads), 1};
+  if (config.item_blocks > 0) {
+    const std::int64_t of_head = blocks / (heads * problem.batch);
+    plan.launches.back().grid = {static_cast<int>(of_head), static_cast<int>(heads), static_cast<int>(problem.batch)};
+  }
+  return plan;
+}
+
+Plan lay_out_sm80(const Problem& problem, const DeviceInfo& device) { return lay_out(problem, device, false); }
+Plan lay_out_sm90(const Problem& problem, const DeviceInfo& device) { return lay_out(problem, device, true); }
+
+}  // namespace
+
+std::span<const KernelEntry> decode_kernels() {
+  static const std::array<KernelEntry, 2> rows{
+      KernelEntry{.name = "decode/sm90",
+                  .pass = Pass::forward,
+                  .device = DeviceKind::cuda,
+                  .requirements =
+                      "sm_90; what decode/sm80 takes, with strides that TMA can take, pages of 8, 16, 32, 64 or multiples "
+                      "of a tile's keys, at most 16 rows of 8-bit keys at a time, no scales of tokens",
+                  .pages = true,
+                  .left_padding = true,
+                  .invariant = true,
+                  .narrow_keys = true,
+                  .tensor_maps = TensorMapSet::decode_sm90,
+                  .reject = reject_sm90_decode,
+                  .lay_out = lay_out_sm90,
+                  .yield = yield},
+      KernelEntry{.name = "decode/sm80",
+                  .pass = Pass::forward,
+                  .device = DeviceKind::cuda,
+                  .requirements = "sm_80; float16 or bfloat16; at most 16 queries of a sequence, any number with pages or "
+                                  "invariant bits; strides that are multiples of 8; no dropout",
+                  .pages = true,
+                  .left_padding = true,
+                  .invariant = true,
+                  .narrow_keys = true,
+                  .reject = reject,
+                  .lay_out = lay_out_sm80,
+                  .yield = yield}};
+  return rows;
+}
+
+bool decode_serves_invariant(const Problem& problem, const DeviceInfo& device) {
+  return problem.invariant && missing_option(decode_kernels()[1], problem).empty() && reject_kind(problem, device).empty();
+}
+
+}  // namespace flash_attention::plan

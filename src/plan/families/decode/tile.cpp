@@ -1,0 +1,130 @@
+#include "plan/families/decode/tile.h"
+
+#include <algorithm>
+
+#include "abi/decode.h"
+#include "plan/families/decode/items.h"
+#include "plan/features.h"
+#include "plan/kernel_table.h"
+#include "support/ceil_div.h"
+
+namespace flash_attention::plan {
+namespace {
+
+/// Rows of an item at most. Sums of wide rows leave no registers for the scores of many. On sm_90 a few tiles of keys are
+/// read for each 16 rows once more from L2, where each SM then has an item: 8 x 64/4 x 1024 with 4 queries takes 17.2 us,
+/// with 32 rows 19.1, with 64 21.6. Items of which few SMs would have one have 32 rows: 32 x 8/1 x 4096 with 8 queries 37.4
+/// us, with 64 41.2; but 8 x 32/8 x 4096 with 16 queries 54.4 and 49.2, 64 x 64/4 x 2048 105.5 and 90.2.
+std::int64_t max_rows(const Problem& problem, const DeviceInfo& device) {
+  constexpr std::int64_t tile_keys = 128, most = 64;
+  if (problem.head_dim_v > 128) return 16;
+  if (device.arch != 90) return most;
+  const std::int64_t heads = problem.batch * problem.heads_kv, rows = decode_rows(problem), sms = device.num_sms;
+  if (heads * ceil_div(problem.seq_kv, tile_keys) <= 2 * sms && heads * ceil_div(rows, 16) >= sms - sms / 16) return 16;
+  return 9 * heads * ceil_div(rows, most) < 4 * sms ? 32 : most;
+}
+
+int block_q_of(const Problem& problem, const DeviceInfo& device) {
+  if (problem.invariant) return 16;  // warps share keys in one way, whatever the number of rows
+  const std::int64_t most = max_rows(problem, device);
+  for (const int rows : {8, 16, 32}) {
+    if (decode_rows(problem) <= rows || rows == most) return rows;
+  }
+  return 64;
+}
+
+struct Tile {
+  int block_kv;
+  int num_warps;
+  int max_bytes;  // of all stages
+};
+
+/// As many stages as shared memory holds, but no more than keep the memory busy.
+int stages_of(abi::ForwardConfig config, int shared_bytes, int max_bytes) {
+  int stages = 0;
+  do {
+    config.num_stages = ++stages;
+  } while (abi::DecodeLayout(config).shared_bytes <= shared_bytes &&
+           stages * abi::DecodeLayout(config).stage_bytes <= max_bytes);
+  return stages - 1;
+}
+
+/// Whether blocks have long runs of few items. Then two groups of four warps take tiles in turn, each with twice the keys
+/// of a tile, in three quarters of the instructions: 8-bit keys, whose bound these are, take 0.87 to 0.89 of the time,
+/// 16-bit ones, which must have the same bits, 1.00 to 1.01 (H200, 1 x 131072, 16 x 16384, 8 x 32768). With shorter
+/// runs 1.02 to 1.05.
+bool has_long_runs(const Problem& problem, const DeviceInfo& device) {
+  constexpr std::int64_t long_keys = 16384, long_run = 24 * 128;
+  return problem.seq_kv >= long_keys && problem.seq_kv * problem.batch * problem.heads_kv >= long_run * device.num_sms;
+}
+
+/// Items of 128 keys at most, several for each SM.
+bool has_short_items(const Problem& problem, const DeviceInfo& device) {
+  return problem.seq_kv <= 128 && problem.batch * problem.heads_kv >= 2 * device.num_sms;
+}
+
+/// An item or more for each SM: few are cut. Else a warp's rows are merged one after the other, and eight warps are better
+/// (1 x 64/4 x 16384: 25.3 us, 29.6 with four).
+bool has_whole_items(const Problem& problem, const DeviceInfo& device) {
+  return problem.batch * problem.heads_kv >= device.num_sms - device.num_sms / 16;
+}
+
+/// The largest tile of which two stages fit. docs/lab/decode.md has the measurements (H200): tiles of 128 keys with two
+/// stages are -1 to 3 % faster than with three, 1 to 6 % than tiles of 64, also where they leave SMs without work (fewer
+/// parts to merge); eight warps are 0 to 2 % faster than four. TMA is 0 to 5 % faster with three stages; with 16 rows there
+/// is room for them with four warps alone (128 x 64/4 x 1024: 79.2 us, before 84.4). Narrow heads are 1 to 25 % faster with
+/// four warps and two blocks an SM, whose copies do not pause together, and so are short items (64 x 32/8 x 128: 20.1
+/// us, 22.4).
+std::optional<abi::ForwardConfig> configure(const Problem& problem, const DeviceInfo& device, bool producer_warp,
+                                            int block_q) {
+  constexpr int max_scores = 64;  // keys of a warp: more scores than that do not fit in registers
+  abi::ForwardConfig config{.features = features_of(problem),
+                            .head_dim = static_cast<int>(problem.head_dim),
+                            .head_dim_v = static_cast<int>(problem.head_dim_v),
+                            .block_q = block_q,
+                            .group = static_cast<int>(problem.heads_q / problem.heads_kv),
+                            .producer_warp = producer_warp};
+  const std::int64_t dims = problem.head_dim + problem.head_dim_v;
+  const bool narrow = dims <= 128 && block_q <= 16, usual = dims > 128 && dims <= 256;
+  // What follows was measured on sm_90. With options few registers are left, and invariant bits have one way for all sizes.
+  const abi::Features& features = config.features;
+  const bool free =
+      usual && device.arch == 90 && !features.softcap && !features.bias && !features.alibi && !problem.invariant;
+  const bool long_runs = free && block_q <= 16 && has_long_runs(problem, device);
+  const bool few_warps = narrow || (free && block_q == 16 && !long_runs && has_whole_items(problem, device));
+  const int max_keys = free && block_q <= 8 && has_short_items(problem, device) ? 64 : 128;
+  for (const Tile tile : {Tile{128, few_warps ? 4 : 8,
+                               (narrow          ? 64
+                                : producer_warp ? 192
+                                                : 128)
+                                   << 10},
+                          Tile{64, 4, (max_keys == 64 ? 96 : 192) << 10}, Tile{32, 2, 192 << 10}}) {
+    if (block_q > 16 * tile.num_warps || tile.block_kv > max_keys) continue;
+    config.block_kv = tile.block_kv;
+    config.num_warps = tile.num_warps;
+    config.key_groups = long_runs && tile.num_warps == 8 ? 2 : 1;
+    if (config.block_kv / abi::DecodeLayout(config).tile_warps > max_scores) continue;
+    // 8-bit keys have the tile of 16-bit ones, so that results have the same bits, and up to twice as many stages.
+    abi::ForwardConfig wide = config;
+    wide.features.kv_dtype = wide.features.dtype;
+    wide.features.token_scales = false;
+    if (stages_of(wide, device.shared_bytes, tile.max_bytes) < 2) continue;
+    config.num_stages = std::max(2, stages_of(config, device.shared_bytes, tile.max_bytes));
+    if (abi::DecodeLayout(config).shared_bytes <= device.shared_bytes) return config;
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+std::optional<abi::ForwardConfig> choose_decode_tile(const Problem& problem, const DeviceInfo& device, bool producer_warp) {
+  for (int block_q = block_q_of(problem, device); block_q >= (problem.invariant ? 16 : 8); block_q /= 2) {
+    auto config = configure(problem, device, producer_warp, block_q);
+    if (config && problem.invariant)
+      config->split_tiles = static_cast<int>(invariant_split_keys(problem)) / config->block_kv;
+    if (config) return config;
+  }
+  return std::nullopt;
+}
+
+}  // namespace flash_attention::plan
