@@ -24,21 +24,60 @@ double thread_nanoseconds() {
   return 1e9 * static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_nsec);
 }
 
-void measure(const char* name, const Problem& problem, std::string_view kernel) {
-  const Options options{
+// A mask program as flash_attention.flex records it: a window of 5 x 5 in an image, and documents.
+constexpr char images[] = R"(t0 = tensor int64 1
+s0 = scalar int
+s1 = scalar int
+v0 = mod i s0
+v1 = floordiv i s0
+v2 = mod j s0
+v3 = floordiv j s0
+v4 = lt v0 2
+v5 = where v4 2 v0
+v6 = gt v5 s1
+v7 = where v6 s1 v5
+v8 = lt v1 2
+v9 = where v8 2 v1
+v10 = gt v9 s1
+v11 = where v10 s1 v9
+v12 = sub v7 v2
+v13 = abs v12
+v14 = le v13 2
+v15 = sub v11 v3
+v16 = abs v15
+v17 = le v16 2
+v18 = and v14 v17
+v19 = load t0 i
+v20 = load t0 j
+v21 = eq v19 v20
+v22 = and v18 v21
+visible = v22)";
+
+void measure(const char* name, const Problem& problem, std::string_view kernel, Pass pass = Pass::forward) {
+  Options options{
       .device = {DeviceKind::cuda, 0, 0}, .stream = reinterpret_cast<void*>(testing::fake_stream_of(0)), .kernel = kernel};
-  const Buffers buffers{.q = block(1), .k = block(2), .v = block(3), .out = block(4), .lse = static_cast<float*>(block(5))};
-  forward(problem, buffers, options);
+  const void* const captured[] = {block(11)};
+  const double numbers[] = {32, 29};
+  Buffers buffers{.q = block(1), .k = block(2), .v = block(3), .out = block(4), .lse = static_cast<float*>(block(5))};
+  buffers.dout = block(6), buffers.dq = block(7), buffers.dk = block(8), buffers.dv = block(9);
+  buffers.program_tensors = captured;
+  buffers.program_scalars = numbers;
+  const auto run = [&] {
+    options.workspace_bytes = workspace_bytes(problem, pass, options);  // as the Python binding asks for it
+    options.workspace = block(64);
+    (pass == Pass::forward ? forward : backward)(problem, buffers, options);
+  };
+  run();
 
   constexpr int calls = 10000;
   std::vector<double> batches;
   for (int batch = 0; batch < 31; ++batch) {
     const double start = thread_nanoseconds();
-    for (int i = 0; i < calls; ++i) forward(problem, buffers, options);
+    for (int i = 0; i < calls; ++i) run();
     batches.push_back((thread_nanoseconds() - start) / calls);
   }
   std::ranges::sort(batches);
-  std::printf("%-40s %8.0f ns a call (%.0f to %.0f)\n", name, batches[batches.size() / 2], batches.front(), batches.back());
+  std::printf("%-32s %8.0f ns a call (%.0f to %.0f)\n", name, batches[batches.size() / 2], batches.front(), batches.back());
 }
 
 }  // namespace
@@ -59,4 +98,11 @@ int main() {
                         .causal = true};
   measure("forward/portable", problem, "forward/portable");
   measure("the planner's choice for sm_90", problem, "");
+  measure("its backward pass", problem, "", Pass::backward);
+  Problem program = problem;
+  program.causal = false;
+  program.program = images;
+  program.program_sizes[0][0] = 1024;
+  measure("a mask program of 25 lines", program, "");
+  measure("its backward pass", program, "", Pass::backward);
 }

@@ -128,7 +128,8 @@ void check_program(Problem& p, Pass pass) {
     require(p.program_sizes == decltype(p.program_sizes){}, "program_sizes", std::int64_t{1}, "there is no program");
     return;
   }
-  const Program parsed = program::parse(p.program);
+  const auto known = program::parsed(p.program);
+  const Program& parsed = *known;
   for (int n = 0; n < program::max_tensors; ++n) check_tensor(p, parsed, n);
   require(p.program_gradients >> program::max_tensors == 0, "program_gradients", std::int64_t{p.program_gradients},
           "there are at most 8 tensors");
@@ -137,7 +138,8 @@ void check_program(Problem& p, Pass pass) {
 
 void check_program_pointers(const Problem& p, Pass pass, const Buffers& b) {
   if (p.program.empty()) return;
-  const Program parsed = program::parse(p.program);
+  const auto known = program::parsed(p.program);
+  const Program& parsed = *known;
   const auto check_pointer = [&](const std::string& name, const void* pointer, bool needed, std::int64_t alignment) {
     if (needed && pointer == nullptr) refuse(name, "null", "the program needs it");
     if (reinterpret_cast<std::uintptr_t>(pointer) % static_cast<std::uintptr_t>(alignment) != 0) {

@@ -101,7 +101,7 @@ Code ProgramCode::compile(const std::vector<Node>& all, std::vector<int> roots) 
 }
 
 ProgramCode::ProgramCode(const Problem& problem, Pass pass, const Buffers& buffers, char* workspace)
-    : program_(program::parse(problem.program)) {
+    : known_(program::parsed(problem.program)), program_(*known_) {
   std::vector<program::HostTensor> tensors(program_.tensors.size());
   for (std::size_t n = 0; n < tensors.size(); ++n) {
     ProgramTensor& tensor = view_.tensors[n];

@@ -24,7 +24,8 @@ class ProgramCode {
   Code compile(const std::vector<program::Node>& nodes, std::vector<int> roots);
   void compile_gradients(const Problem& problem, const Buffers& buffers, char* workspace);
 
-  program::Program program_;
+  std::shared_ptr<const program::Program> known_;
+  const program::Program& program_;
   std::vector<std::unique_ptr<std::vector<Instruction>>> codes_;
   std::optional<program::Classes> classes_;
   int visible_ = -1;

@@ -14,7 +14,8 @@ static_assert(abi::program_tensors == program::max_tensors && abi::program_axes 
 abi::ProgramArgs program_arguments(const Problem& p, const Plan& plan, const Buffers& b, const Options& options) {
   abi::ProgramArgs args{};
   if (p.program.empty()) return args;
-  const program::Program parsed = program::parse(p.program);
+  const auto known = program::parsed(p.program);
+  const program::Program& parsed = *known;
   for (std::size_t n = 0; n < parsed.tensors.size(); ++n) {
     args.tensors[n] = b.program_tensors[n];
     for (std::size_t axis = 0; axis < program::max_rank; ++axis)

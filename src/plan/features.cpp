@@ -12,7 +12,7 @@ static_assert(static_cast<int>(abi::Type::bfloat16) == static_cast<int>(Dtype::b
               static_cast<int>(abi::Type::int8) == static_cast<int>(Dtype::int8));
 
 abi::Features features_of(const Problem& p) {
-  const program::Program program = p.program.empty() ? program::Program{} : program::parse(p.program);
+  const auto program = p.program.empty() ? std::make_shared<const program::Program>() : program::parsed(p.program);
   return {.dtype = static_cast<abi::Type>(p.dtype),
           .bias_dtype = p.bias.present ? static_cast<abi::Type>(p.bias.dtype) : abi::Type::float32,
           .packed = p.packed,
@@ -33,9 +33,9 @@ abi::Features features_of(const Problem& p) {
           .sink = p.sink,
           .hidden_bounds = p.hidden_rows.bounds,
           .block_mask = p.block_mask.block_q != 0,
-          .score_program = program.score >= 0,
-          .score_hides = program.score >= 0 && program_traits(p).hides,
-          .mask_program = program.visible >= 0,
+          .score_program = program->score >= 0,
+          .score_hides = program->score >= 0 && program_traits(p).hides,
+          .mask_program = program->visible >= 0,
           .kv_dtype = *p.kv_dtype == p.dtype ? abi::Type::float32 : static_cast<abi::Type>(*p.kv_dtype),
           .kv_scales = p.kv_scales != ScaleKind::none,
           .token_scales = p.kv_scales == ScaleKind::token,

@@ -7,6 +7,7 @@
 #include "plan/kernel_config.h"
 #include "plan/program.h"
 #include "plan/workspace.h"
+#include "program/program.h"
 
 namespace flash_attention::plan {
 namespace {
@@ -74,7 +75,7 @@ bool has_tile_map(const Problem& p) {
 bool has_lengths(const Problem& p) { return p.packed || p.seqused_q || p.seqused_kv || p.key_lengths || p.left_padding; }
 
 std::int64_t map_heads(const Problem& p) {
-  if (program_traits(p).visible_by_head) return p.heads_q;
+  if (!p.program.empty() && program::parsed(p.program)->visible_by_head) return p.heads_q;
   if (p.block_mask.block_q != 0 && p.block_mask.head_stride != 0) return p.heads_q;
   if (p.mask.present && p.mask.head_stride != 0) return p.heads_q;
   return p.hidden_rows.bounds != 0 && p.hidden_rows.head_stride != 0 ? p.heads_kv : 1;
@@ -83,7 +84,8 @@ std::int64_t map_heads(const Problem& p) {
 std::int64_t map_batches(const Problem& p) {
   const bool differ = p.packed || (p.hidden_rows.bounds != 0 && p.hidden_rows.batch_stride != 0) ||
                       (p.block_mask.block_q != 0 && p.block_mask.batch_stride != 0) ||
-                      (p.mask.present && p.mask.batch_stride != 0) || program_traits(p).visible_by_batch;
+                      (p.mask.present && p.mask.batch_stride != 0) ||
+                      (!p.program.empty() && program::parsed(p.program)->visible_by_batch);
   return differ ? p.batch : std::min<std::int64_t>(p.batch, 1);
 }
 

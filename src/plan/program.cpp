@@ -28,7 +28,7 @@ constexpr std::int64_t short_sequence = 1 << 22;
 
 void add_program_gradients(const Problem& problem, const abi::BackwardConfig& config, Plan& plan) {
   if (problem.program_gradients == 0) return;
-  const program::GradientLayout layout = program::gradient_layout(problem, program::parse(problem.program));
+  const program::GradientLayout layout = program::gradient_layout(problem, *program::parsed(problem.program));
   reserve(plan, abi::SharedRegion::program_gradients, layout.bytes);
   constexpr int block = 64, threads = 256;
   const std::int64_t tiles = (problem.seq_q + block - 1) / block * problem.heads_q * problem.batch;
@@ -50,14 +50,10 @@ void add_program_gradients(const Problem& problem, const abi::BackwardConfig& co
 
 ProgramTraits program_traits(const Problem& problem) {
   if (problem.program.empty()) return {};
-  const program::Program parsed = program::parse(problem.program);
+  const auto known = program::parsed(problem.program);
+  const program::Program& parsed = *known;
   ProgramTraits traits{.score = parsed.score >= 0, .visible = parsed.visible >= 0};
-  std::vector<int> roots{parsed.visible};
-  for (const program::Node& node : program::slice(parsed.nodes, roots)) {
-    traits.visible_by_head = traits.visible_by_head || node.op == program::Op::h;
-    traits.visible_by_batch = traits.visible_by_batch || node.op == program::Op::b;
-  }
-  roots = {parsed.score};
+  std::vector<int> roots{parsed.score};
   const std::vector<program::Node> nodes = program::slice(parsed.nodes, roots);
   std::vector<bool> varies(nodes.size(), false);  // from score to score
   for (std::size_t n = 0; n < nodes.size(); ++n) {
@@ -78,7 +74,7 @@ ProgramTraits program_traits(const Problem& problem) {
 
 void add_program_source(const Problem& problem, Plan& plan) {
   if (problem.program.empty() || plan.launches.empty()) return;
-  program::Program parsed = program::parse(problem.program);
+  program::Program parsed = *program::parsed(problem.program);
   program::SourceOptions options{.gradients = problem.program_gradients};
   for (int n = 0; n < static_cast<int>(parsed.tensors.size()); ++n) {
     if (program::num_elements(problem, parsed, n) == 0) options.empty |= 1u << n;

@@ -10,9 +10,8 @@ void add_program_gradients(const Problem& problem, const abi::BackwardConfig& co
 
 /// What a problem's program does, for the choice of tiles.
 struct ProgramTraits {
-  bool score = false;    // it changes scores
-  bool visible = false;  // it hides keys
-  bool visible_by_head = false, visible_by_batch = false;
+  bool score = false;         // it changes scores
+  bool visible = false;       // it hides keys
   bool hides = false;         // a score may become -inf
   bool loads_scores = false;  // it reads memory for every score
   bool calls = false;         // functions that are no instruction: sine and cosine

@@ -230,6 +230,8 @@ class Parser {
     std::vector<int> roots{root};
     for (const Node& node : slice(program_.nodes, roots)) {
       if (node.op == Op::score) refuse("'visible' depends on the score; it may depend on b, h, i, j and what is captured");
+      program_.visible_by_head = program_.visible_by_head || node.op == Op::h;
+      program_.visible_by_batch = program_.visible_by_batch || node.op == Op::b;
     }
   }
 

@@ -2,6 +2,7 @@
 
 #include <array>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -32,12 +33,16 @@ struct Program {
   std::vector<Node> nodes;
   int score = -1;    // the node that is the new score; -1: the score stays
   int visible = -1;  // the node that says whether a key is visible; -1: it is
+  bool visible_by_head = false, visible_by_batch = false;
 
   bool operator==(const Program&) const = delete;
 };
 
 /// Refuses by line what is no program. An empty text is no program either.
 Program parse(std::string_view text);
+
+/// The same, remembered: every call of a problem asks for its program.
+std::shared_ptr<const Program> parsed(std::string_view text);
 
 /// The nodes that `roots` need, in order; roots become their new numbers.
 std::vector<Node> slice(const std::vector<Node>& nodes, std::vector<int>& roots);

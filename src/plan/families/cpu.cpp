@@ -260,7 +260,7 @@ Plan lay_out_backward(const Problem& problem, const DeviceInfo& device) {
   plan.block_q *= together(problem, items, device, cpu_blocks_together);
   reserve_copies(problem, device, plan);
   if (problem.program_gradients != 0) {
-    reserve(plan, CpuRegion::program_gradients, program::gradient_layout(problem, program::parse(problem.program)).bytes);
+    reserve(plan, CpuRegion::program_gradients, program::gradient_layout(problem, *program::parsed(problem.program)).bytes);
   }
   return plan;
 }
