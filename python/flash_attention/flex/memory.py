@@ -22,7 +22,7 @@ class Surroundings:
     """What a few functions can see: a key for it, and the tensors among it, in order."""
 
     def __init__(self, functions):
-        self.tensors, self._seen = [], set()
+        self.tensors, self._seen = [], {}
         try:
             self.key = tuple(self._describe(function) for function in functions)
         except _Unknown:
@@ -37,10 +37,14 @@ class Surroundings:
             return self._function(thing)
         if isinstance(thing, tuple | list):
             return type(thing), tuple(map(self._describe, thing))
-        if isinstance(thing, types.ModuleType) and thing.__name__.partition(".")[0] in _STABLE_MODULES:
+        if isinstance(thing, types.ModuleType) and _is_stable(thing.__name__):
             return thing.__name__
-        if isinstance(thing, type | types.BuiltinFunctionType | types.MethodDescriptorType):
+        if isinstance(thing, type) and _is_stable(thing.__module__):  # the user's own has attributes that change
             return thing
+        if isinstance(thing, types.MethodDescriptorType):
+            return thing
+        if isinstance(thing, types.BuiltinFunctionType) and isinstance(thing.__self__, types.ModuleType | type | None):
+            return thing  # no method of an object
         raise _Unknown
 
     def _tensor(self, tensor):
@@ -54,9 +58,11 @@ class Surroundings:
 
     def _function(self, function):
         if id(function) in self._seen:
-            return "again"
-        self._seen.add(id(function))
+            return "again", self._seen[id(function)]
+        self._seen[id(function)] = len(self._seen)
         seen = [function.__code__, self._describe(function.__defaults__)]
+        for named in (function.__kwdefaults__ or {}, function.__dict__):
+            seen.extend((name, self._describe(value)) for name, value in named.items())
         for cell in function.__closure__ or ():
             try:
                 seen.append(self._describe(cell.cell_contents))
@@ -65,6 +71,10 @@ class Surroundings:
         names = _names_of(function.__code__)
         seen.extend((name, self._describe(function.__globals__[name])) for name in names if name in function.__globals__)
         return tuple(seen)
+
+
+def _is_stable(module):
+    return module.partition(".")[0] in _STABLE_MODULES
 
 
 def _names_of(code):

@@ -274,7 +274,9 @@ class _Functions(TorchFunctionMode):
             parts = args[1] if isinstance(args[1], tuple) else (args[1],)
             if recorder.is_symbolic((args[0], *parts)):
                 return recorder.index(args[0], args[1])
-        elif name in _NUMBERS and args and recorder.is_symbolic(args[:1]):
+        elif name in _NUMBERS and args and not recorder.is_symbolic(args[:1]):
+            recorder.only_symbols = False  # what a captured tensor holds now; tolist() and numpy() are no operations
+        elif name in _NUMBERS and args:
             what = "branches on" if name == "__bool__" else f"asks for the value ({name}) of"
             recorder.refuse(
                 f"the function {what} a score or an index, which is known in the kernel alone; torch.where chooses between "

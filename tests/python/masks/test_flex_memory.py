@@ -1,0 +1,161 @@
+"""What a score_mod sees may change between two calls: it is then recorded again. Each test changes one thing."""
+
+import functools
+
+import pytest
+import torch
+from flash_attention.flex.program import record
+
+FACTORS = (1.5, 7.25)
+
+
+class Settings:
+    factor = FACTORS[0]
+
+
+factor = FACTORS[0]
+
+
+def of_a_global():
+    def make(value):
+        global factor
+        factor = value
+        return mod
+
+    def mod(s, b, h, i, j):
+        return s * factor
+
+    return make
+
+
+def of_a_class():
+    def mod(s, b, h, i, j):
+        return s * Settings.factor
+
+    def make(value):
+        Settings.factor = value
+        return mod
+
+    return make
+
+
+def of_an_object():
+    settings = Settings()
+
+    def make(value):
+        settings.factor = value
+        return lambda s, b, h, i, j: s * settings.factor
+
+    return make
+
+
+def of_a_dictionary():
+    settings = {}
+    look_up = settings.get
+
+    def make(value):
+        settings["factor"] = value
+        return lambda s, b, h, i, j: s * look_up("factor")
+
+    return make
+
+
+def of_a_keyword():
+    def make(value):
+        def mod(s, b, h, i, j, *, factor=value):
+            return s * factor
+
+        return mod
+
+    return make
+
+
+def of_the_function_itself():
+    def mod(s, b, h, i, j):
+        return s * mod.factor
+
+    def make(value):
+        mod.factor = value
+        return mod
+
+    return make
+
+
+def of_a_partial():
+    return lambda value: functools.partial(lambda s, b, h, i, j, factor: s * factor, factor=value)
+
+
+def of_a_list():
+    held = torch.zeros(1)
+
+    def mod(s, b, h, i, j):
+        return s * held.tolist()[0]
+
+    def make(value):
+        held.fill_(value)
+        return mod
+
+    return make
+
+
+def of_an_array():
+    held = torch.zeros(1)
+
+    def mod(s, b, h, i, j):
+        return s * float(held.numpy()[0])
+
+    def make(value):
+        held.fill_(value)
+        return mod
+
+    return make
+
+
+def of_a_tensor_without_axes():
+    held = torch.zeros(())
+
+    def mod(s, b, h, i, j):
+        return s * held
+
+    def make(value):
+        held.fill_(value)
+        return mod
+
+    return make
+
+
+WAYS = [
+    of_a_global, of_a_class, of_an_object, of_a_dictionary, of_a_keyword, of_the_function_itself, of_a_partial, of_a_list,
+    of_an_array, of_a_tensor_without_axes,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
+def test_a_number(way):
+    make = way()
+    assert [record(make(value)).numbers for value in (*FACTORS, FACTORS[0])] == [[1.5], [7.25], [1.5]]
+
+
+def test_which_of_two_functions_is_seen_again():
+    def times(value):
+        return lambda s: s * value
+
+    def after(first, second, third):
+        return lambda s, b, h, i, j: third(torch.tanh(second(torch.tanh(first(s)))))
+
+    one, two = map(times, FACTORS)
+    assert record(after(one, two, one)).numbers == [1.5, 7.25, 1.5]
+    assert record(after(one, two, two)).numbers == [1.5, 7.25, 7.25]
+
+
+def test_that_it_is_not_recorded_again():
+    """Where nothing changed: the very same text."""
+
+    def make():
+        def mod(s, b, h, i, j, *, factor=2.5):
+            return torch.maximum(s * factor, torch.zeros_like(s)) + abs(i - j) * len((1, 2))
+
+        mod.label = "of two"
+        return mod
+
+    assert record(make()).text is record(make()).text
