@@ -3,9 +3,10 @@
     python bench/benchmark_programs.py --lengths 8192 16384
     python bench/benchmark_programs.py --device cpu --lengths 2048 --only documents --json programs.json
 
-TFLOP/s are over visible pairs: 4 * pairs * head_dim forward, 2.5 times that backward. The first step of each, forward and
-backward, is timed, too: it compiles, or finds in its cache what was compiled before. Results are compared before
-anything else is timed.
+Where an option says the same as a program, its call is timed beside it ("built in"): ALiBi's slopes, softcap=, documents
+as attention_packed. TFLOP/s are over visible pairs: 4 * pairs * head_dim forward, 2.5 times that backward. The first step
+of each, forward and backward, is timed, too: it compiles, or finds in its cache what was compiled before. Results are
+compared before anything else is timed.
 """
 
 import argparse
@@ -61,6 +62,27 @@ def passes_of(attend, block_mask, score_mod, tensors, differentiable):
     return forward, backward, first + seconds(backward, q.device.type)
 
 
+def built_in(name, length, arguments):
+    """The program as an option: call(q, k, v), in layout "bhsd", or None."""
+    causal = {"causal": True, "layout": "bhsd"}
+    if name == "alibi":
+        slopes = torch.exp2(-8.0 * torch.arange(1, arguments.heads + 1, device=arguments.device) / arguments.heads)
+        return lambda q, k, v: flash_attention.attention(q, k, v, alibi_slopes=slopes, **causal)
+    if name == "soft cap":
+        return lambda q, k, v: flash_attention.attention(q, k, v, softcap=20.0, **causal)
+    if name == "documents" and arguments.batch == 1:
+        longest = length // 5 + 1  # as in the gallery
+        starts = torch.tensor([*range(0, length, longest), length], dtype=torch.int32, device=arguments.device)
+        lengths = {"max_seqlen_q": longest, "max_seqlen_kv": longest}
+
+        def packed(*tensors):
+            rows = (tensor.squeeze(0).transpose(0, 1) for tensor in tensors)  # views, as their gradients are
+            return flash_attention.attention_packed(*rows, starts, causal=True, **lengths).transpose(0, 1).unsqueeze(0)
+
+        return packed
+    return None
+
+
 def calls_of(name, score_mod, mask_mod, length, arguments):
     """{who: passes}; what FlexAttention cannot compile is left out."""
     shape, device = (arguments.batch, arguments.heads, length, arguments.head_dim), arguments.device
@@ -68,6 +90,8 @@ def calls_of(name, score_mod, mask_mod, length, arguments):
     tensors = [torch.randn(shape, device=device, dtype=dtype, requires_grad=n < 3) for n in range(4)]
     block_mask = mask_mod and flash_attention.create_block_mask(mask_mod, None, None, length, length)
     made = {"ours": passes_of(flash_attention.flex_attention, block_mask, score_mod, tensors, True)}
+    if option := built_in(name, length, arguments):
+        made["built in"] = passes_of(lambda q, k, v, **mods: option(q, k, v), None, None, tensors, True)
     try:
         block_mask = mask_mod and torch_flex.create_block_mask(mask_mod, None, None, length, length, device)
         attend, on_gpu = flex_attention.compiled(), device == "cuda"  # it has no backward pass on CPUs
@@ -75,15 +99,21 @@ def calls_of(name, score_mod, mask_mod, length, arguments):
     except Exception as error:
         print(f"{name}: flex: {command.reason_of(error)}", flush=True)
         return made
-    ours, flex = (made[who][0]().float() for who in ("ours", "flex"))
-    worst = (ours - flex).abs().max().item()
-    assert worst < 0.05, f"{name}: the outputs differ by {worst}"
     return made
+
+
+def check(name, made):
+    """All outputs are the same but for rounding."""
+    ours = made["ours"][0]().float()
+    for who in made:
+        worst = (ours - made[who][0]().float()).abs().max().item()
+        assert worst < 0.05, f"{name}: the outputs of ours and {who} differ by {worst}"
 
 
 def report(name, score_mod, mask_mod, length, arguments, timer, kept):
     """Measures a program, keeps it and prints a line for each pass."""
     made = calls_of(name, score_mod, mask_mod, length, arguments)
+    check(name, made)
     pairs = visible_pairs(mask_mod, length, arguments.device) * arguments.batch * arguments.heads
     first = {who: round(made[who][2], 3) for who in made}
     for which, factor in ((0, 4), (1, 10)):
@@ -91,11 +121,14 @@ def report(name, score_mod, mask_mod, length, arguments, timer, kept):
         found = dict(zip(there, timer.in_turn([timer.warmed(made[who][which]) for who in there]), strict=True))
         for row in found.values():
             row["tflops"] = round(factor * pairs * arguments.head_dim / row["ms"] / 1e9, 4)
-        title, ours, flex = ("forward", "backward")[which], found["ours"], found.get("flex")
+        title, ours = ("forward", "backward")[which], found["ours"]
         kept.add(f"{name}, L{length}", title, found, ("flex",), first_seconds=first)
-        theirs = f"{flex['tflops']:8.4g} {flex['ms'] / ours['ms']:6.2f}" if flex else f"{'-':>8} {'-':>6}"
-        took = ", ".join(f"{value:.1f}" for value in first.values())
-        print(f"{name:16} {length:6} {title:8} {ours['tflops']:8.4g} {theirs}   {took}", flush=True)
+        others = [
+            f"{found[who]['tflops']:8.4g} {found[who]['ms'] / ours['ms']:6.2f}" if who in found else f"{'-':>8} {'-':>6}"
+            for who in ("built in", "flex")
+        ]
+        took = ", ".join(f"{first[who]:.1f}" if who in first else "-" for who in ("ours", "built in", "flex"))
+        print(f"{name:16} {length:6} {title:8} {ours['tflops']:8.4g} {' '.join(others)}   {took}", flush=True)
 
 
 def main():
@@ -113,7 +146,8 @@ def main():
     masks.HEADS = arguments.heads
     timer = timing.Timer(arguments.device, arguments.seconds)
     kept = command.Times(arguments.json, arguments.device)
-    print(f"{'program':16} {'length':>6} {'pass':8} {'ours':>8} {'flex':>8} {'ratio':>6}   first step, s: ours, flex")
+    others = " ".join(f"{who:>8} {'ratio':>6}" for who in ("built in", "flex"))
+    print(f"{'program':16} {'length':>6} {'pass':8} {'ours':>8} {others}   first step, s: ours, built in, flex")
     for length in arguments.lengths:
         gallery = masks.gallery(length, arguments.device)
         chosen = [(name, *mods) for name, mods in gallery.items() if not arguments.only or name in arguments.only]

@@ -1,8 +1,10 @@
 #include "flash_attention/attention.h"
 
 #include <memory>
+#include <optional>
 
 #include "api/ahead.h"
+#include "api/checks/program_options.h"
 #include "api/checks/validate.h"
 #include "api/guard.h"
 #include "api/prepared.h"
@@ -14,9 +16,13 @@
 namespace flash_attention {
 namespace {
 
-void run(const Problem& problem, Pass pass, const Buffers& buffers, const Options& options) {
+void run(const Problem& problem, Pass pass, const Buffers& given, const Options& options) {
   api::guarded([&] {
     const std::shared_ptr<const api::Prepared> prepared = api::prepare_to_run(problem, pass, options);
+    std::optional<Buffers> with_slopes;
+    if (prepared->slopes >= 0) [[unlikely]]
+      with_slopes = api::with_slopes(given, prepared->slopes);
+    const Buffers& buffers = with_slopes ? *with_slopes : given;
     api::validate(prepared->problem, prepared->plan, buffers, options);
     // Without a batch nothing is read, but sums over it are written: dsink, and dbias where it is broadcast.
     const bool sums = buffers.dsink != nullptr || buffers.dbias != nullptr || prepared->problem.program_gradients != 0;

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "api/backends.h"
+#include "api/checks/program_options.h"
 #include "api/checks/validate.h"
 #include "plan/kernel_table.h"
 
@@ -108,8 +109,11 @@ Recent* recent() {
 
 }  // namespace
 
-Prepared::Prepared(const Problem& normalised, Plan chosen, DeviceInfo where)
-    : problem(normalised), plan(std::move(chosen)), device(std::move(where)) {}
+Prepared::Prepared(const Problem& given, const Problem& normalised, Plan chosen, DeviceInfo where)
+    : problem(normalised),
+      plan(std::move(chosen)),
+      device(std::move(where)),
+      slopes(slopes_of_program(given, normalised)) {}
 
 const Kernel& Prepared::kernel(void* stream) const {
   if (const Kernel* kernel = ready_.load(std::memory_order_acquire)) return *kernel;
@@ -132,7 +136,7 @@ std::shared_ptr<const Prepared> find_or_make(const KeyView& key) {
   if (key.workers > 0) (backend_of(key.device).threads != nullptr ? device.threads : device.num_sms) = key.workers;
   const Problem normalised = normalise(key.problem, key.pass);
   Plan plan = plan::choose(normalised, key.pass, device, key.kernel);
-  auto prepared = std::make_shared<const Prepared>(normalised, std::move(plan), device);
+  auto prepared = std::make_shared<const Prepared>(key.problem, normalised, std::move(plan), device);
   const std::unique_lock lock(c.mutex);
   if (c.entries.size() >= Cache::capacity) c.entries.clear();
   return c.entries.try_emplace(Key{key.problem, key.pass, key.device, key.workers, std::string(key.kernel)}, prepared)

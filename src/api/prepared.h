@@ -12,11 +12,12 @@ namespace flash_attention::api {
 /// Everything about a call that does not change from one call to the next.
 class Prepared {
  public:
-  Prepared(const Problem& normalised, Plan chosen, DeviceInfo where);
+  Prepared(const Problem& given, const Problem& normalised, Plan chosen, DeviceInfo where);
 
   const Problem problem;  // normalised
   const Plan plan;
   const DeviceInfo device;
+  const int slopes;  // the program's tensor that is ALiBi's slopes, -1 if none is
 
   /// The executable, made on first use: asking for a plan or a workspace size compiles nothing. `stream` is the call's:
   /// while it is captured into a graph nothing can be compiled, which is refused.

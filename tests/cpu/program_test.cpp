@@ -54,6 +54,94 @@ TEST(CpuPrograms, ExplainShowsTheText) {
   EXPECT_NE(text.find("cpu/decode: takes no program"), std::string::npos) << text;
 }
 
+const char* const alibi_text =
+    "t0 = tensor float32 1\nx = load t0 h\nd = sub i j\na = abs d\nf = float a\ny = mul x f\nz = sub score y\n";
+
+// A score that is an option is computed as that option, which explain says, and agrees with fp64.
+TEST(CpuPrograms, ScoresThatAreOptionsAgreeWithFp64) {
+  struct Lowered {
+    std::string text;
+    const char* said;       // by explain
+    const char* rest = "";  // of the program
+    std::int64_t seq_kv = 37;
+  };
+  const Lowered lowered[] = {
+      {std::string(alibi_text) + "score = z", ", alibi"},
+      {std::string(alibi_text) + "v = ge i j\nscore = z\nvisible = v", ", alibi"},
+      {std::string(alibi_text) + "m = mod j 3\nv = ne m 1\nscore = z\nvisible = v", ", alibi", "visible = v"},
+      {"t0 = tensor float32 1\nx = load t0 h\nd = sub j i\nf = float d\ny = mul x f\nz = add score y\nv = ge i j\n"
+       "score = z\nvisible = v",
+       ", alibi"},
+      {"t0 = tensor float32 1\nx = load t0 h\ne = sub i j\nd = add e 33\na = abs d\nf = float a\ny = mul x f\n"
+       "z = sub score y\nscore = z",
+       ", alibi", "", 70},
+      {"x = div score 0.75\ny = tanh x\nz = mul y 0.75\nscore = z", ", softcap 0.75", "", 70},
+      {"t0 = tensor float32 1\nu = div score 0.75\nt = tanh u\nc = mul t 0.75\nx = load t0 h\nd = sub i j\na = abs d\n"
+       "f = float a\ny = mul x f\nz = sub c y\nscore = z",
+       ", softcap 0.75, alibi"},
+  };
+  for (const Lowered& c : lowered) {
+    RandomProgram given(c.text);
+    given.with_gradient = false;
+    const Problem problem{
+        .batch = 2, .seq_q = 37, .seq_kv = c.seq_kv, .heads_q = 4, .heads_kv = 2, .head_dim = 16, .dtype = Dtype::float32};
+    Problem described = problem;
+    given.describe(described);
+    for (const Pass pass : {Pass::forward, Pass::backward}) {
+      const std::string text = explain(described, pass);
+      EXPECT_NE(text.find(c.said), std::string::npos) << text;
+      EXPECT_EQ(text.find("score ="), std::string::npos) << text;
+      EXPECT_EQ(text.find("program") != std::string::npos, *c.rest != 0) << text;
+      EXPECT_NE(text.find(c.rest), std::string::npos) << text;
+    }
+    const ProgramResults got = run_program(problem, given, {}, 3), expected = exact_program(problem, given, 3);
+    EXPECT_LT(difference(got.out, expected.out), 1e-5) << c.text;
+    EXPECT_LT(difference(got.lse, expected.lse), 1e-5) << c.text;
+    EXPECT_LT(difference(got.dq, expected.dq), 2e-5) << c.text;
+    EXPECT_LT(difference(got.dk, expected.dk), 2e-5) << c.text;
+    EXPECT_LT(difference(got.dv, expected.dv), 2e-5) << c.text;
+  }
+}
+
+// Where the option would be something else the program stays: the distance has another diagonal or sign, there are too few
+// slopes, slopes have gradients, or another option comes between.
+TEST(CpuPrograms, ScoresThatOnlyLookLikeOptionsStayPrograms) {
+  const auto stays = [](const Problem& problem, Pass pass = Pass::forward) {
+    return explain(problem, pass).find("score = z") != std::string::npos;
+  };
+  Problem alibi{.seq_q = 37, .seq_kv = 37, .heads_q = 4, .heads_kv = 4, .head_dim = 16};
+  alibi.program = std::string(alibi_text) + "score = z";
+  alibi.program_sizes[0][0] = 4;
+  EXPECT_FALSE(stays(alibi));
+  Problem other = alibi;
+  other.seq_kv = 38;
+  EXPECT_TRUE(stays(other));
+  other = alibi, other.alibi = true;
+  EXPECT_TRUE(stays(other));
+  other = alibi, other.packed = true;
+  EXPECT_TRUE(stays(other));
+  other = alibi, other.seqused_kv = true;
+  EXPECT_TRUE(stays(other));
+  other = alibi, other.program_gradients = 1;
+  EXPECT_FALSE(stays(other));
+  EXPECT_TRUE(stays(other, Pass::backward));
+  other = alibi, other.program.replace(other.program.find("abs d"), 5, "neg d");  // it may be negative
+  other.program.replace(other.program.find("sub score"), 3, "add");
+  EXPECT_TRUE(stays(other));
+  other.causal = true;
+  EXPECT_FALSE(stays(other));
+  Problem cap = alibi;
+  cap.program = "x = div score 0.75\ny = tanh x\nz = mul y 0.75\nscore = z";
+  cap.program_sizes = {};
+  EXPECT_FALSE(stays(cap));
+  other = cap, other.softcap = 3;
+  EXPECT_TRUE(stays(other));
+  other = cap, other.alibi = true;
+  EXPECT_TRUE(stays(other));
+  other = cap, other.bias.present = true;
+  EXPECT_TRUE(stays(other));
+}
+
 std::string refusal(const Problem& problem, const Buffers& buffers = {}) {
   try {
     forward(problem, buffers);
@@ -77,6 +165,10 @@ TEST(CpuPrograms, WhatDoesNotFitIsRefused) {
   EXPECT_NE(refusal(problem, buffers).find("program_tensors: got null"), std::string::npos) << refusal(problem, buffers);
   buffers.program_tensors = null;
   EXPECT_NE(refusal(problem, buffers).find("program tensor t0: got null"), std::string::npos);
+  problem.program = std::string(alibi_text) + "score = z";
+  EXPECT_NE(refusal(problem, buffers).find("program tensor t0: got null"), std::string::npos);
+  buffers.program_tensors = nullptr;
+  EXPECT_NE(refusal(problem, buffers).find("program_tensors: got null"), std::string::npos);
   problem.program_sizes[1][0] = 3;
   EXPECT_NE(refusal(problem, buffers).find("the program has no such tensor"), std::string::npos);
   problem.program_sizes[1][0] = 0;

@@ -60,9 +60,25 @@ def record(score_mod=None, mask_mod=None, extra=()):
     if not results:
         return None
     places = [""] * len(recorder.declarations) + recorder.places
-    text = "\n".join([*recorder.declarations, *recorder.lines, *results])
+    lines = _literal_cap(recorder.lines, results[0], recorder.numbers)
+    text = "\n".join([*recorder.declarations, *lines, *results])
     memory.keep(surroundings, recorder, text, places)
     return Program(text, recorder.tensors, recorder.numbers, places)
+
+
+def _literal_cap(lines, result, numbers):
+    """The lines of a soft cap, c * tanh(score / c), with c in the text: the library makes its option of it, for which no
+    kernel is compiled. Other captured numbers stay outside, so that a program is compiled once for all of them."""
+    made = dict(line.split(" = ") for line in lines)
+    name = result.removeprefix("score = ")
+    capped = re.fullmatch(r"mul (\w+) s(\d+)", made.get(name, ""))
+    inner = capped and re.fullmatch(r"tanh (\w+)", made.get(capped[1], ""))
+    part = inner and re.fullmatch(r"div score s(\d+)", made.get(inner[1], ""))
+    if not part or numbers[int(part[1])] != numbers[int(capped[2])]:
+        return lines
+    cap = repr(float(numbers[int(part[1])]))
+    literal = {inner[1]: f"div score {cap}", name: f"mul {capped[1]} {cap}"}
+    return [f"{name} = {literal[name]}" if name in literal else f"{name} = {text}" for name, text in made.items()]
 
 
 def _called(recorder, name, function, *arguments):

@@ -3,6 +3,7 @@
 
 #include "api/checks/narrow.h"
 #include "api/checks/overlap.h"
+#include "api/checks/program_options.h"
 #include "api/checks/refuse.h"
 #include "api/checks/sizes.h"
 #include "api/checks/validate.h"
@@ -183,6 +184,7 @@ Problem normalise(const Problem& problem, Pass pass) {
   }
   check_program(p, pass);
   take_window_of_program(p);
+  take_options_of_program(p);
   if (!p.packed) p.total_q = p.batch * p.seq_q;
   if (!p.packed && p.page_size == 0) p.total_kv = p.batch * p.seq_kv;
   return p;

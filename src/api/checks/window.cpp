@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <optional>
 
-#include "program/window.h"
+#include "program/lower/window.h"
 
 namespace flash_attention::api {
 namespace {

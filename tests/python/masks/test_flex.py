@@ -6,6 +6,7 @@ import flash_attention
 import pytest
 import torch
 from flash_attention import and_masks, create_block_mask, flex_attention, or_masks
+from flash_attention.flex import program
 from flex_formula import BATCH, DIM, HEADS, KEYS, ROWS, compare, dense, over_all, tensors
 
 WIDTH = 12  # of an image, for masks in two dimensions
@@ -70,6 +71,33 @@ MODS = {
 @pytest.mark.parametrize("name", MODS)
 def test_mods(name):
     compare(*MODS[name])
+
+
+def test_scores_that_are_options():
+    """As many queries as keys: ALiBi and a soft cap become options of the library."""
+
+    def capped(cap):
+        return lambda s, b, h, i, j: cap * torch.tanh(s / cap)
+
+    slopes_of_batch = slopes * torch.tensor([[1.0], [0.5]])
+    square = {"rows": 70, "keys": 70}
+    compare(MODS["alibi"][0], None, **square)
+    compare(MODS["alibi"][0], MODS["documents"][1], **square)
+    compare(lambda s, b, h, i, j: s + slopes[h] * (j - i), causal, **square)
+    compare(lambda s, b, h, i, j: s + slopes[h] * (j - i), None, **square)
+    compare(lambda s, b, h, i, j: s - slopes_of_batch[b, h] * (i - j).abs(), causal, **square)
+    compare(lambda s, b, h, i, j: 2 * torch.tanh(s / 2) - slopes[h] * (i - j).abs(), causal, **square)
+    compare(capped(0.75), causal)
+    with_gradient = slopes.clone().requires_grad_()
+    compare(lambda s, b, h, i, j: s - with_gradient[h] * (i - j).abs(), causal, [with_gradient], **square)
+
+
+def test_a_captured_soft_cap_is_a_literal():
+    def recorded(multiplied, divided):
+        return program.record(lambda s, b, h, i, j: multiplied * torch.tanh(s / divided)).text
+
+    assert "div score 30.0" in recorded(30, 30.0)
+    assert "div score s0" in recorded(30, 20)
 
 
 @pytest.mark.parametrize("heads_kv", [1, 2])

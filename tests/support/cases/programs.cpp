@@ -190,14 +190,16 @@ RandomProgram::RandomProgram(unsigned seed, bool with_score, bool with_mask) {
   scalars = {static_cast<double>(writer.draw(40) - 5), 0.25 * (writer.draw(9) - 4)};
 }
 
-RandomProgram::RandomProgram(const std::string& given) : text(given), parsed(program::parse(given)) {}
+RandomProgram::RandomProgram(const std::string& given) : text(given), parsed(program::parse(given)) {
+  for (int n = 0; n < 11; ++n) reals.push_back(0.25f / static_cast<float>(n + 1));
+}
 
 void RandomProgram::describe(Problem& problem) const {
   problem.program = text;
   if (parsed.tensors.empty()) return;
   problem.program_sizes[0] = {11, 0, 0, 0};
-  problem.program_sizes[1] = {3, 17, 0, 0};
-  problem.program_gradients = parsed.score >= 0 ? 1 : 0;
+  if (parsed.tensors.size() > 1) problem.program_sizes[1] = {3, 17, 0, 0};
+  problem.program_gradients = parsed.score >= 0 && with_gradient ? 1 : 0;
 }
 
 double RandomProgram::value(int node, double old, std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t j) const {

@@ -13,12 +13,13 @@ namespace flash_attention::testing {
 /// result, comparisons of ints alone (floats would fall on either side by rounding).
 struct RandomProgram {
   explicit RandomProgram(unsigned seed, bool with_score = true, bool with_mask = true);
-  explicit RandomProgram(const std::string& given);  ///< not random: this text, which captures nothing
+  explicit RandomProgram(const std::string& given);  ///< not random: this text, which captures t0 at most
 
   std::string text;
   std::vector<float> reals;        // t0, [11]
   std::vector<std::int32_t> ints;  // t1, [3, 17]
   std::vector<double> scalars;     // s0 int, s1 float
+  bool with_gradient = true;       // of t0, where the program has a score
   program::Program parsed;
 
   void describe(Problem& problem) const;

@@ -1,44 +1,14 @@
-#include "program/window.h"
+#include "program/lower/window.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <vector>
 
+#include "program/lower/linear.h"
+#include "program/lower/lines.h"
 #include "program/program.h"
 
 namespace flash_attention::program {
 namespace {
-
-/// of_i * i + of_j * j + constant.
-struct Linear {
-  std::int64_t of_i, of_j, constant;
-};
-
-constexpr std::int64_t largest_constant = 1 << 20;  // of a constant: far from where ints go round
-
-using Linears = std::vector<std::optional<Linear>>;
-
-std::optional<Linear> linear(const Node& node, const Linears& before) {
-  if (node.type != Type::integer) return std::nullopt;
-  if (node.op == Op::i) return Linear{1, 0, 0};
-  if (node.op == Op::j) return Linear{0, 1, 0};
-  if (node.op == Op::literal) return Linear{0, 0, node.integer};
-  if (node.op != Op::add && node.op != Op::sub && node.op != Op::neg) return std::nullopt;
-  const auto of = [&](int arg) { return before[static_cast<std::size_t>(arg)]; };
-  const auto x = node.op == Op::neg ? std::optional(Linear{0, 0, 0}) : of(node.args[0]);
-  const auto y = of(node.args[node.op == Op::neg ? 0 : 1]);
-  if (!x || !y) return std::nullopt;
-  const std::int64_t sign = node.op == Op::add ? 1 : -1;
-  const Linear sum{x->of_i + sign * y->of_i, x->of_j + sign * y->of_j, x->constant + sign * y->constant};
-  if (std::abs(sum.of_i) > 1 || std::abs(sum.of_j) > 1 || std::abs(sum.constant) > largest_constant) return std::nullopt;
-  return sum;
-}
-
-Linears linears(const std::vector<Node>& nodes) {
-  Linears found;
-  for (const Node& node : nodes) found.push_back(linear(node, found));
-  return found;
-}
 
 /// The bound on i - j that `positive` >= 0 is, or nothing where it is none that has the diagonal.
 struct Bound {
@@ -91,28 +61,12 @@ std::vector<int> terms_of(const std::vector<Node>& nodes, int root) {
   return terms;
 }
 
-std::vector<std::string_view> lines_of(std::string_view text) {
-  std::vector<std::string_view> lines;
-  for (std::size_t begin = 0; begin <= text.size();) {
-    const std::size_t end = std::min(text.find('\n', begin), text.size());
-    lines.push_back(text.substr(begin, end - begin));
-    begin = end + 1;
-  }
-  return lines;
-}
-
-/// The first word.
-std::string_view name_of_line(std::string_view line) {
-  const std::size_t begin = std::min(line.find_first_not_of(" \t"), line.size());
-  return line.substr(begin, line.find_first_of(" \t=", begin) - begin);
-}
-
 }  // namespace
 
 std::optional<WindowOfProgram> take_window(std::string_view text) {
   const Program program = parse(text);
   if (program.visible < 0) return std::nullopt;
-  const Linears known = linears(program.nodes);
+  const Linears known = linears_of(program.nodes);
   const std::vector<int> terms = terms_of(program.nodes, program.visible);
   std::vector<int> kept;
   WindowOfProgram window;
@@ -124,9 +78,7 @@ std::optional<WindowOfProgram> take_window(std::string_view text) {
   const bool captures = !program.tensors.empty() || !program.scalars.empty();
   if (kept.empty() && program.score < 0) return captures ? std::nullopt : std::optional(window);
   const std::vector<std::string_view> lines = lines_of(text);
-  for (const std::string_view line : lines) {
-    if (name_of_line(line) != "visible") window.rest += std::string(line) + "\n";
-  }
+  window.rest = without(text, "visible") + "\n";
   std::string all;
   for (const int term : kept) {
     const Node& node = program.nodes[static_cast<std::size_t>(term)];

@@ -1,4 +1,4 @@
-#include "program/window.h"
+#include "program/lower/window.h"
 
 #include <gtest/gtest.h>
 
