@@ -39,6 +39,12 @@ def _run_program():
     return run_program
 
 
+def _blocks_as_program():
+    from flash_attention.flex.block_mask import as_program
+
+    return as_program
+
+
 # Which function runs the tensors of which library: run(tensors, options, seed, offset, return_lse).
 _LIBRARIES = {
     "torch": _run_of_torch,
@@ -128,7 +134,8 @@ def attention(
         mask: bool in the same shapes as bias; True = visible.
         hidden_rows: int32 [batch, heads_kv, seq_kv, n], n = 1, 2 or 4, or 1 for batch and heads: key j is hidden from the
             queries [r0, inf), [r0, r1), or [r0, r1) and [r2, r3). Or what flash_attention.masks builds. docs/masks.md.
-        block_mask: which blocks of queries see which blocks of keys: flash_attention.masks.BlockMask, or torch's.
+        block_mask: which blocks of queries see which blocks of keys: flash_attention.masks.BlockMask, or torch's; or what
+            create_block_mask gave, here or in torch.
         key_lengths: int32 [batch]; keys from there on are padding. The diagonal stays where seq_kv puts it.
         seqused_q, seqused_kv: int32 [batch]; only that many queries or keys are used, and the diagonal follows.
         sink: [heads_q], one more logit per head in the denominator.
@@ -159,6 +166,8 @@ def attention(
     """
     if tile is not None:
         kernel = with_tile(kernel, tile)
+    if callable(getattr(block_mask, "mask_mod", None)):
+        block_mask, mask_mod = _blocks_as_program()(block_mask, mask_mod, q, k, layout)
     plain = kernel is None and score_mod is None and mask_mod is None
     plain = plain and q_descale is None and k_descale is None and v_descale is None and out_dtype is None
     block_sizes = (0, 0)
@@ -184,14 +193,8 @@ def attention(
         deterministic=deterministic, layout=layout, kernel=planned(kernel) if invariant else kernel,
         block_sizes=block_sizes, attention_chunk=attention_chunk, precision=precision,
     )  # fmt: skip
-    if score_mod is not None or mask_mod is not None:
-        if _is_narrow(q, q_descale, k_descale, v_descale, out_dtype):
-            raise NotImplementedError("score_mod, mask_mod: 8-bit tensors take neither")
-        return _run_program()(tensors, options, *check_seed(seed, offset), return_lse, score_mod, mask_mod)
-    if _is_narrow(q, q_descale, k_descale, v_descale, out_dtype):
-        descales = q_descale, k_descale, v_descale
-        return _run_narrow()(tensors, options, *check_seed(seed, offset), return_lse, *descales, out_dtype)
-    return _run_of(q)(tensors, options, *check_seed(seed, offset), return_lse)
+    arguments = tensors, options, *check_seed(seed, offset), return_lse
+    return _run(arguments, (score_mod, mask_mod), (q_descale, k_descale, v_descale, out_dtype))
 
 
 def attention_packed(
@@ -270,14 +273,8 @@ def attention_packed(
         deterministic=deterministic, kernel=planned(kernel) if invariant else kernel, max_seqlen_q=max_seqlen_q or 0,
         max_seqlen_kv=max_seqlen_kv or 0, block_sizes=block_sizes, attention_chunk=attention_chunk, precision=precision,
     )  # fmt: skip
-    if score_mod is not None or mask_mod is not None:
-        if _is_narrow(q, q_descale, k_descale, v_descale, out_dtype):
-            raise NotImplementedError("score_mod, mask_mod: 8-bit tensors take neither")
-        return _run_program()(tensors, options, *check_seed(seed, offset), return_lse, score_mod, mask_mod)
-    if _is_narrow(q, q_descale, k_descale, v_descale, out_dtype):
-        descales = q_descale, k_descale, v_descale
-        return _run_narrow()(tensors, options, *check_seed(seed, offset), return_lse, *descales, out_dtype)
-    return _run_of(q)(tensors, options, *check_seed(seed, offset), return_lse)
+    arguments = tensors, options, *check_seed(seed, offset), return_lse
+    return _run(arguments, (score_mod, mask_mod), (q_descale, k_descale, v_descale, out_dtype))
 
 
 def dropout_mask(shape: tuple[int, int, int, int], dropout_p: float, seed: int, offset: int = 0) -> Any:
@@ -292,6 +289,18 @@ def dropout_mask(shape: tuple[int, int, int, int], dropout_p: float, seed: int, 
         raise ValueError(f"shape: got {tuple(shape)}; expected (batch, heads_q, seq_q, seq_kv)")
     _core.fill_dropout_mask(keeps, *check_seed(seed, offset), dropout_p)
     return keeps
+
+
+def _run(arguments, functions, of_narrow):
+    """By the function that runs such a call. `of_narrow`: descales and out_dtype, of 8-bit tensors."""
+    q = arguments[0].q
+    has_program = functions[0] is not None or functions[1] is not None
+    narrow = _is_narrow(q, *of_narrow)
+    if has_program and narrow:
+        raise NotImplementedError("score_mod, mask_mod: 8-bit tensors take neither")
+    if has_program:
+        return _run_program()(*arguments, *functions)
+    return _run_narrow()(*arguments, *of_narrow) if narrow else _run_of(q)(*arguments)
 
 
 def _is_narrow(q, q_descale, k_descale, v_descale, out_dtype):

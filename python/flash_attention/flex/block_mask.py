@@ -1,6 +1,7 @@
 """create_block_mask and its kin. Ours build nothing: which tiles are hidden follows from the mask program itself."""
 
 import torch
+from torch.nn.attention import flex_attention as torch_flex
 
 _ONE_BLOCK_FOR_ALL = 1 << 30
 
@@ -77,6 +78,15 @@ def mask_mods_of(block_mask):
     if not hasattr(block_mask, "kv_num_blocks"):
         raise TypeError(f"block_mask: expected a BlockMask, got {type(block_mask).__name__}")
     return [_blocks_of(block_mask)]
+
+
+def as_program(block_mask, mask_mod, query, key, layout):
+    """(block_mask, mask_mod) of a call of attention(): a function inside of the blocks makes a program of them."""
+    if block_mask.mask_mod is torch_flex.noop_mask:
+        return block_mask, mask_mod
+    mask_mods = mask_mods_of(block_mask)
+    check_sizes(block_mask, *((tensor.transpose(1, 2) for tensor in (query, key)) if layout == "bshd" else (query, key)))
+    return None, mask_mods[0] if mask_mod is None else and_masks(mask_mod, *mask_mods)
 
 
 def check_sizes(block_mask, query, key):

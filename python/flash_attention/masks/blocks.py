@@ -35,13 +35,6 @@ def _lists_to_map(counts, indices, num_kv_blocks):
 
 def _of_torch(mask):
     """From the fields of torch.nn.attention.flex_attention.BlockMask."""
-    from torch.nn.attention.flex_attention import noop_mask
-
-    if mask.mask_mod is not None and mask.mask_mod is not noop_mask:
-        raise ValueError(
-            "block_mask: its mask_mod is a function, which decides inside of the blocks; allowed is a block mask without "
-            "one (BlockMask.from_kv_blocks). For documents, prefixes, spans and windows see flash_attention.masks"
-        )
     block_q, block_kv = mask.BLOCK_SIZE
     num_kv_blocks = -(-mask.seq_lengths[1] // block_kv) if hasattr(mask, "seq_lengths") else mask.kv_indices.shape[-1]
     found = _lists_to_map(mask.kv_num_blocks, mask.kv_indices, num_kv_blocks)
@@ -50,12 +43,23 @@ def _of_torch(mask):
     return found, block_q, block_kv
 
 
+def _has_function(mask):
+    from torch.nn.attention.flex_attention import noop_mask
+
+    return getattr(mask, "mask_mod", None) not in (None, noop_mask)
+
+
 def block_map(mask):
     """(map or None, (block_q, block_kv)) of what attention() was given."""
     if mask is None:
         return None, (0, 0)
     if isinstance(mask, BlockMask):
         found, (block_q, block_kv) = mask.visible, mask.block_size
+    elif _has_function(mask):
+        raise ValueError(
+            "block_mask: its mask_mod is a function, which decides inside of the blocks; packed calls take functions as "
+            "mask_mod=, and block masks without one (masks.BlockMask, torch's BlockMask.from_kv_blocks)"
+        )
     elif hasattr(mask, "kv_num_blocks") and hasattr(mask, "BLOCK_SIZE"):
         found, block_q, block_kv = _of_torch(mask)
     else:

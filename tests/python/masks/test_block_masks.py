@@ -56,10 +56,43 @@ def test_torch_by_its_fields():
     assert torch.equal(attention(q, k, v, block_mask=whole), attention(q, k, v, block_mask=mask))
 
 
-def test_a_function_inside_is_refused():
-    mask = create_block_mask(lambda b, h, i, j: i >= j, None, None, 128, 128, device="cpu")
-    with pytest.raises(ValueError, match="block_mask: its mask_mod"):
-        attention(*inputs(128, 128), block_mask=mask)
+@pytest.mark.parametrize("create", [create_block_mask, flash_attention.create_block_mask], ids=["torch", "ours"])
+@pytest.mark.parametrize("layout", ["bshd", "bhsd"])
+def test_a_function_inside(create, layout):
+    """A block mask as torch's function makes it, alone and beside another mask_mod; heads and sizes that differ."""
+    seq_q, seq_kv = 131, 197
+
+    def banded(b, h, i, j):
+        return (i - j < 40 + 16 * h) & (j - i < 90)
+
+    def dotted(b, h, i, j):
+        return j % 3 != 1
+
+    mask = create(banded, None, 4, seq_q, seq_kv, device="cpu")
+    b, (h, i, j) = 0, torch.meshgrid(*(torch.arange(n) for n in (4, seq_q, seq_kv)), indexing="ij")
+    tensors = inputs(seq_q, seq_kv)
+
+    def call(q, k, v, **options):
+        if layout == "bshd":
+            return attention(q, k, v, block_mask=mask, return_lse=True, **options)
+        out, lse = attention(
+            *(t.transpose(1, 2) for t in (q, k, v)), block_mask=mask, layout=layout, return_lse=True, **options
+        )
+        return out.transpose(1, 2), lse
+
+    check(call, tensors, banded(b, h, i, j))
+    check(lambda q, k, v: call(q, k, v, mask_mod=dotted), tensors, banded(b, h, i, j) & dotted(b, h, i, j))
+    with pytest.raises(ValueError, match="block_mask: was made for Q_LEN 131; this call needs 90"):
+        attention(*inputs(90, 127), block_mask=mask)
+
+
+def test_a_function_inside_is_refused_by_packed_calls():
+    mask = flash_attention.create_block_mask(lambda b, h, i, j: i >= j, None, None, 128, 128)
+    q, k, v = (t[0].detach() for t in inputs(128, 128, batch=1))
+    with pytest.raises(
+        ValueError, match=r"block_mask: its mask_mod is a function.* packed calls take functions as mask_mod="
+    ):
+        attention_packed(q, k, v, torch.tensor([0, 60, 128], dtype=torch.int32), block_mask=mask)
 
 
 def test_packed():
