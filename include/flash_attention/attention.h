@@ -63,6 +63,12 @@ struct Buffers {
   float* const* program_gradients = nullptr;  ///< Problem::program_gradients: as many pointers as tensors; float32, dense
 };
 
+/// What a GPU finds out about the masks of a call before it attends, kept for later calls: docs/masks.md, "Prepared masks".
+struct PreparedMask {
+  const void* data = nullptr;  ///< on the device; null: the call finds it out itself
+  std::uint64_t stamp = 0;     ///< by which a call knows that it is of its masks
+};
+
 /// How one call is carried out; nothing here changes what is computed, except the dropout seed.
 struct Options {
   Device device{};                   ///< where the buffers are and the work runs
@@ -75,6 +81,7 @@ struct Options {
   std::string_view kernel{};         ///< empty: the planner's choice; else a name such as "forward/sm90", or with a tile of
                                      ///< queries and keys for an experiment, "forward/sm90@128x64", "@128x64"
   bool backward_follows = false;  ///< CUDA: the first forward starts to compile what backward will need, in the background
+  PreparedMask prepared_mask{};   ///< of prepare_mask, for the same pass; the workspace is smaller then
 };
 
 /// out = softmax(score(q, k)) v, and lse.
@@ -89,6 +96,22 @@ FLASH_ATTENTION_API void standard_backward(const Problem& problem, const Buffers
 
 /// Bytes of workspace that the call needs; often 0.
 FLASH_ATTENTION_API std::size_t workspace_bytes(const Problem& problem, Pass pass, const Options& options = {});
+
+/// What prepare_mask needs, and for which calls it then serves.
+struct MaskPreparation {
+  std::size_t bytes = 0;      ///< of memory on the device; 0: the call finds nothing out, as on a CPU
+  std::uint64_t stamp = 0;    ///< the same for calls that one prepared mask serves
+  std::uint32_t tensors = 0;  ///< bit n: it depends on what tensor n of Problem::program holds
+};
+FLASH_ATTENTION_API MaskPreparation mask_preparation(const Problem& problem, Pass pass, const Buffers& buffers,
+                                                     const Options& options = {});
+
+/// Finds out about the masks of a call, for Options::prepared_mask of later ones, on any stream that waits for this one.
+/// `memory`: mask_preparation().bytes, 256-byte aligned, on the device. Of `buffers` it reads what hides keys: mask,
+/// hidden_rows, block_mask, program_tensors, program_scalars, cu_seqlens. Where that changes, the mask is prepared anew: a
+/// call refuses other pointers, scalars, sizes and kernels, but cannot see that memory has changed.
+FLASH_ATTENTION_API PreparedMask prepare_mask(const Problem& problem, Pass pass, const Buffers& buffers, void* memory,
+                                              std::size_t bytes, const Options& options = {});
 
 /// Which kernel the call would use, and why each faster one was not chosen: text for people.
 FLASH_ATTENTION_API std::string explain(const Problem& problem, Pass pass, const Options& options = {});

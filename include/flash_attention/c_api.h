@@ -118,7 +118,9 @@ typedef struct flash_attention_options {
   void* workspace;
   size_t workspace_bytes;
   uint64_t seed, offset;
-  const char* kernel; /* NULL = the planner's choice */
+  const char* kernel;        /* NULL = the planner's choice */
+  const void* prepared_mask; /* NULL = none; flash_attention_prepare_mask */
+  uint64_t prepared_mask_stamp;
 } flash_attention_options;
 
 /* AppendProblem and AppendBuffers of append.h. */
@@ -191,6 +193,19 @@ FLASH_ATTENTION_API flash_attention_status flash_attention_workspace_bytes(const
                                                                            int32_t pass,
                                                                            const flash_attention_options* options,
                                                                            size_t* bytes);
+
+/* MaskPreparation and PreparedMask of attention.h. *bytes = what prepare_mask needs, 0 where there is nothing to prepare;
+ * *stamp = what it will give. */
+FLASH_ATTENTION_API flash_attention_status flash_attention_mask_preparation(const flash_attention_problem* problem,
+                                                                            int32_t pass,
+                                                                            const flash_attention_buffers* buffers,
+                                                                            const flash_attention_options* options,
+                                                                            size_t* bytes, uint64_t* stamp);
+/* Fills `memory`. Later calls with these masks take options.prepared_mask = memory and options.prepared_mask_stamp =
+ * *stamp; where there is nothing to prepare, *stamp = 0 and they take neither. */
+FLASH_ATTENTION_API flash_attention_status
+flash_attention_prepare_mask(const flash_attention_problem* problem, int32_t pass, const flash_attention_buffers* buffers,
+                             void* memory, size_t bytes, const flash_attention_options* options, uint64_t* stamp);
 
 /* Writes at most `capacity` bytes of text with a closing zero; *needed (may be NULL) = bytes the whole text takes. */
 FLASH_ATTENTION_API flash_attention_status flash_attention_explain(const flash_attention_problem* problem, int32_t pass,

@@ -79,6 +79,15 @@ struct CpuChoices {
   friend bool operator==(const CpuChoices&, const CpuChoices&) = default;
 };
 
+/// The first launch, where it finds out which tiles the masks show. What it writes is the end of the workspace.
+struct MaskLaunch {
+  bool present = false;
+  std::size_t begin = 0;         ///< of what it writes, in bytes: all of the workspace where that is kept elsewhere
+  std::size_t zeroed_bytes = 0;  ///< that it sets to 0 besides, from the beginning of the workspace
+
+  friend bool operator==(const MaskLaunch&, const MaskLaunch&) = default;
+};
+
 /// How a Problem is solved on a device. Made by a pure function, constant once made.
 struct Plan {
   std::string kernel{};  ///< "forward/sm90", "cpu/prefill", ...
@@ -91,6 +100,7 @@ struct Plan {
   std::array<std::int64_t, 10> workspace_offsets{};  ///< where each region of the workspace begins, in bytes
   std::int64_t shared_rows = 0;                      ///< of a workspace that several parts of a pass share; 0: one pass
   std::vector<Launch> launches{};                    ///< CUDA and emulator; in order
+  MaskLaunch mask{};                                 ///< the first of them, which a prepared mask replaces
   TensorMapSet tensor_maps = TensorMapSet::none;
   bool counts_repairs = false;  ///< it adds to Options::repairs
   CpuChoices cpu{};

@@ -7,10 +7,12 @@
 #include "api/checks/program_options.h"
 #include "api/checks/validate.h"
 #include "api/guard.h"
+#include "api/masks/prepared_mask.h"
 #include "api/prepared.h"
 #include "api/program.h"
 #include "api/watchdog.h"
 #include "flash_attention/runtime.h"
+#include "plan/masks.h"
 #include "support/settings.h"
 
 namespace flash_attention {
@@ -24,6 +26,7 @@ void run(const Problem& problem, Pass pass, const Buffers& given, const Options&
       with_slopes = api::with_slopes(given, prepared->slopes);
     const Buffers& buffers = with_slopes ? *with_slopes : given;
     api::validate(prepared->problem, prepared->plan, buffers, options);
+    if (options.prepared_mask.data != nullptr) api::check_prepared_mask(*prepared, buffers, options.prepared_mask);
     // Without a batch nothing is read, but sums over it are written: dsink, and dbias where it is broadcast.
     const bool sums = buffers.dsink != nullptr || buffers.dbias != nullptr || prepared->problem.program_gradients != 0;
     if (prepared->problem.batch == 0 && !sums) return;
@@ -54,7 +57,8 @@ void standard_backward(const Problem& problem, const Buffers& buffers, const Opt
 }
 
 std::size_t workspace_bytes(const Problem& problem, Pass pass, const Options& options) {
-  return api::guarded([&] { return api::prepare(problem, pass, options)->plan.workspace_bytes; });
+  return api::guarded(
+      [&] { return plan::needed_workspace(api::prepare(problem, pass, options)->plan, options.prepared_mask); });
 }
 
 std::string explain(const Problem& problem, Pass pass, const Options& options) {

@@ -113,7 +113,8 @@ Prepared::Prepared(const Problem& given, const Problem& normalised, Plan chosen,
     : problem(normalised),
       plan(std::move(chosen)),
       device(std::move(where)),
-      slopes(slopes_of_program(given, normalised)) {}
+      slopes(slopes_of_program(given, normalised)),
+      mask_form(form_of(problem, plan)) {}
 
 const Kernel& Prepared::kernel(void* stream) const {
   if (const Kernel* kernel = ready_.load(std::memory_order_acquire)) return *kernel;

@@ -4,6 +4,7 @@
 #include <memory>
 #include <mutex>
 
+#include "api/masks/form.h"
 #include "backend/kernel.h"
 #include "flash_attention/attention.h"
 
@@ -18,6 +19,7 @@ class Prepared {
   const Plan plan;
   const DeviceInfo device;
   const int slopes;  // the program's tensor that is ALiBi's slopes, -1 if none is
+  const MaskForm mask_form;
 
   /// The executable, made on first use: asking for a plan or a workspace size compiles nothing. `stream` is the call's:
   /// while it is captured into a graph nothing can be compiled, which is refused.

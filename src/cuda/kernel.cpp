@@ -56,12 +56,13 @@ class CudaKernel final : public Kernel {
     abi::AttentionArgs args = launch::make_arguments(problem, plan, buffers, options);
     for (const launch::TensorMapSpec& spec : launch::tensor_maps(problem, plan, buffers, options.workspace))
       args.maps[spec.slot] = tensor_map(cu_, spec);
-    if (plan.zeroed_bytes != 0) {
+    const bool prepared = plan.mask.present && options.prepared_mask.data != nullptr;
+    if (const std::size_t zeroed = prepared ? plan.mask.zeroed_bytes : plan.zeroed_bytes; zeroed != 0) {
       const auto workspace = reinterpret_cast<DevicePointer>(options.workspace);
-      check(cu_, cu_.MemsetD8Async(workspace, 0, plan.zeroed_bytes, stream), "cuMemsetD8Async");
+      check(cu_, cu_.MemsetD8Async(workspace, 0, zeroed, stream), "cuMemsetD8Async");
     }
     bool follows = false;
-    for (std::size_t i = 0; i < functions_.size(); ++i)
+    for (std::size_t i = prepared ? 1 : 0; i < functions_.size(); ++i)
       follows |= start(cu_, plan.launches[i], functions_[i], &args, stream, follows);
   }
 

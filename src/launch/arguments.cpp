@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <limits>
 
 #include "launch/program_arguments.h"
@@ -15,6 +16,17 @@ static_assert(std::tuple_size_v<decltype(Plan::workspace_offsets)> == abi::max_r
 
 abi::ScoreView view(const void* data, const ScoreTensor& tensor) {
   return {data, tensor.batch_stride, tensor.head_stride, tensor.q_stride};
+}
+
+/// Masks that were prepared are where they are kept, and not in the workspace.
+void find_prepared(const Plan& plan, const void* data, abi::AttentionArgs& args) {
+  char* const kept = static_cast<char*>(const_cast<void*>(data));  // the launch that prepares it writes there
+  if (args.workspace == nullptr) args.workspace = kept;
+  const char* const begin = static_cast<const char*>(args.workspace) + plan.mask.begin;
+  const std::ptrdiff_t distance = kept + plan::prepared_head_bytes - begin;
+  for (long long& offset : args.workspace_offsets) {
+    if (offset >= static_cast<long long>(plan.mask.begin)) offset += distance;
+  }
 }
 
 }  // namespace
@@ -71,6 +83,7 @@ abi::AttentionArgs make_arguments(const Problem& p, const Plan& plan, const Buff
   args.repairs = options.repairs;
   args.workspace = options.workspace;
   for (std::size_t i = 0; i < plan.workspace_offsets.size(); ++i) args.workspace_offsets[i] = plan.workspace_offsets[i];
+  if (options.prepared_mask.data != nullptr) find_prepared(plan, options.prepared_mask.data, args);
 
   args.batch = static_cast<int>(p.batch);
   args.seq_q = static_cast<int>(p.seq_q);

@@ -1,6 +1,7 @@
 #include "plan/masks.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "abi/tile_map.h"
 #include "plan/families/cpu_regions.h"
@@ -33,6 +34,7 @@ void add_map(const Problem& p, Plan& plan) {
              static_cast<std::int64_t>(sizeof(unsigned));
   }
   reserve(plan, abi::SharedRegion::masks, bytes);
+  plan.mask = {.present = true, .begin = static_cast<std::size_t>(offset_of(plan, abi::SharedRegion::masks))};
   abi::ForwardConfig config{.num_warps = warps, .num_stages = by_columns ? 2 : 1};
   config.features.packed = p.packed;
   config.features.paged = p.page_size != 0;
@@ -44,8 +46,9 @@ void add_map(const Problem& p, Plan& plan) {
     const auto* reader = config_of<abi::ForwardConfig>(launch);
     if (reader == nullptr || !reader->dynamic_scheduler) continue;
     config.dynamic_scheduler = true;  // it sets the counter to 0, which then needs no launch of its own
-    plan.zeroed_bytes = 0;
+    plan.mask.zeroed_bytes = std::exchange(plan.zeroed_bytes, 0);
     if (!reader->features.made_words) continue;
+    plan.mask.begin = static_cast<std::size_t>(offset_of(plan, abi::ForwardSm90Region::mask_words));
     config.block_q = reader->block_q, config.block_kv = reader->block_kv;  // of which it makes the words
     config.num_warps = warps = 16;
     if (has_lengths(p)) continue;  // where the edges of windows are differs by sequence: all blocks have words
@@ -97,6 +100,23 @@ void prepare_masks(const Problem& p, Plan& plan) {
   };
   const bool reads = std::any_of(plan.launches.begin(), plan.launches.end(), reads_map);
   if (reads && p.seq_q > 0 && p.seq_kv > 0) add_map(p, plan);
+}
+
+std::size_t needed_workspace(const Plan& plan, const PreparedMask& prepared) {
+  return plan.mask.present && prepared.data != nullptr ? plan.mask.begin : plan.workspace_bytes;
+}
+
+std::size_t prepared_bytes(const Plan& plan) {
+  return plan.mask.present ? prepared_head_bytes + plan.workspace_bytes - plan.mask.begin : 0;
+}
+
+Plan preparation(const Plan& plan) {
+  Plan map = plan;
+  map.launches.resize(1);
+  map.mask.present = false;
+  map.tensor_maps = TensorMapSet::none;
+  map.zeroed_bytes = 0;
+  return map;
 }
 
 }  // namespace flash_attention::plan

@@ -143,6 +143,40 @@ TEST(CApi, WorkspaceIsAskedFor) {
   EXPECT_STREQ(flash_attention_version(), FLASH_ATTENTION_VERSION);
 }
 
+/// By the emulator's plan: to ask compiles nothing.
+TEST(CApi, PreparationOfMasksIsAskedFor) {
+  Call c;
+  const std::int32_t rows[64] = {};
+  c.problem.hidden_bounds = 1;
+  c.buffers.hidden_rows = rows;
+  std::vector<char> workspace(1 << 20);
+  c.options.workspace = reinterpret_cast<void*>((reinterpret_cast<std::uintptr_t>(workspace.data()) + 255) / 256 * 256);
+  c.options.workspace_bytes = workspace.size() - 256;
+  std::size_t bytes = 1;
+  std::uint64_t stamp = 1;
+  const auto ask = [&](int32_t pass) {
+    return flash_attention_mask_preparation(&c.problem, pass, &c.buffers, &c.options, &bytes, &stamp);
+  };
+  ASSERT_EQ(ask(FLASH_ATTENTION_FORWARD), FLASH_ATTENTION_OK) << flash_attention_last_error();
+  EXPECT_EQ(bytes, 0u) << "nothing to prepare on a CPU";
+  EXPECT_EQ(stamp, 0u);
+  ASSERT_EQ(flash_attention_prepare_mask(&c.problem, 0, &c.buffers, nullptr, 0, &c.options, &stamp), FLASH_ATTENTION_OK);
+  EXPECT_EQ(stamp, 0u);
+  EXPECT_EQ(c.forward(), FLASH_ATTENTION_OK) << flash_attention_last_error();
+  c.options.device_kind = FLASH_ATTENTION_EMULATOR;
+  ASSERT_EQ(ask(FLASH_ATTENTION_FORWARD), FLASH_ATTENTION_OK) << flash_attention_last_error();
+  EXPECT_GT(bytes, 0u);
+  EXPECT_NE(stamp, 0u);
+  c.options.prepared_mask = &c;
+  c.options.prepared_mask_stamp = stamp + 1;
+  EXPECT_EQ(c.forward(), FLASH_ATTENTION_INVALID_ARGUMENT);
+  EXPECT_EQ(std::string(flash_attention_last_error()).rfind("prepared_mask", 0), 0u) << flash_attention_last_error();
+  EXPECT_EQ(flash_attention_mask_preparation(&c.problem, 0, &c.buffers, &c.options, nullptr, &stamp),
+            FLASH_ATTENTION_INVALID_ARGUMENT);
+  EXPECT_EQ(flash_attention_prepare_mask(&c.problem, 0, &c.buffers, nullptr, 0, &c.options, nullptr),
+            FLASH_ATTENTION_INVALID_ARGUMENT);
+}
+
 /// A program that was built when the struct was shorter: what lies behind its struct is not touched.
 TEST(CApi, init_writes_no_more_than_the_caller_has) {
   const std::size_t older = offsetof(flash_attention_problem, left_padding);

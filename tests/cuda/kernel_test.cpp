@@ -133,6 +133,26 @@ TEST_F(KernelTest, the_plans_bytes_of_the_workspace_are_zeroed_and_no_others) {
   for (std::size_t byte = 0; byte < workspace.size(); ++byte) EXPECT_EQ(workspace[byte], byte < 4 ? 0 : 0xff) << byte;
 }
 
+TEST_F(KernelTest, a_prepared_mask_takes_the_place_of_the_first_launch) {
+  Plan plan = plan_of("prepared");
+  for (Launch& launch : plan.launches) launch.begins_early = true;
+  plan.workspace_offsets[1] = 16, plan.workspace_offsets[8] = 512;
+  plan.workspace_bytes = 1024;
+  plan.mask = {.present = true, .begin = 512, .zeroed_bytes = 4};
+  std::vector<unsigned char> workspace(16, 0xff), kept(1024);
+  const Options options{
+      .device = gpu(0).device, .stream = fake_stream(0), .workspace = workspace.data(), .prepared_mask = {kept.data(), 1}};
+  load_kernel(plan, gpu(0))->launch(problem, plan, buffers, options);
+  ASSERT_EQ(cu.launches.size(), 1u);
+  EXPECT_EQ(cu.launches[0].block, 128u);
+  EXPECT_FALSE(cu.launches[0].early) << "nothing of this call came before";
+  for (std::size_t byte = 0; byte < workspace.size(); ++byte) EXPECT_EQ(workspace[byte], byte < 4 ? 0 : 0xff) << byte;
+  const abi::AttentionArgs& args = cu.launches[0].args;
+  EXPECT_EQ(args.workspace, workspace.data());
+  EXPECT_EQ(args.workspace_offsets[1], 16);
+  EXPECT_EQ(static_cast<unsigned char*>(args.workspace) + args.workspace_offsets[8], kept.data() + 256);
+}
+
 TEST_F(KernelTest, code_is_for_the_gpus_architecture_and_shared_memory_is_announced) {
   load_kernel(plan_of("attributes"), gpu(1));
   ASSERT_EQ(cu.loaded.size(), 2u);

@@ -113,12 +113,15 @@ Status LaunchKernelEx(const LaunchConfig* config, Function function, void** para
                           config->block[0],
                           config->shared_bytes,
                           0,
+                          false,
                           config->stream,
                           *reinterpret_cast<std::string*>(function),
                           0,
                           {}};
-  if (config->num_attributes == 1 && config->attributes->id == LaunchAttribute::cluster_dimension) {
-    launch.cluster = config->attributes->value.cluster[0];
+  for (unsigned n = 0; n < config->num_attributes; ++n) {
+    const LaunchAttribute& attribute = config->attributes[n];
+    if (attribute.id == LaunchAttribute::cluster_dimension) launch.cluster = attribute.value.cluster[0];
+    if (attribute.id == LaunchAttribute::programmatic_stream_serialization) launch.early = attribute.value.allowed != 0;
   }
   const bool own_stream = reinterpret_cast<std::uintptr_t>(config->stream) > 2;
   if (!own_stream && state.contexts.empty()) return 201;

@@ -17,6 +17,7 @@ struct FakeCuda {
     unsigned block;
     unsigned shared_bytes;
     unsigned cluster;  // 0: no attribute
+    bool early;        // it may begin before the launch before it has ended
     void* stream;
     std::string image;  // that the kernel came from
     int device;         // where it ran

@@ -95,6 +95,38 @@ TEST(Programs, TheMapOfTilesZeroesTheCounter) {
   EXPECT_TRUE(plan.launches[1].begins_early);
 }
 
+/// A prepared mask is kept elsewhere: the workspace ends where it began, with the counter and all that is no mask before
+/// it.
+TEST(Programs, WhatTheMapMakesIsTheEndOfTheWorkspace) {
+  for (const Pass pass : {Pass::forward, Pass::backward}) {
+    for (const std::int64_t heads : {2, 16}) {
+      Problem p = of_size(documents, 1, heads, 8192);
+      if (pass == Pass::backward) {  // with sums of a gradient
+        p.program =
+            "t0 = tensor float32 1\nv0 = load t0 i\nv1 = mul score v0\nv2 = mod j 3\nv3 = eq v2 0\n"
+            "score = v1\nvisible = v3\n";
+        p.program_gradients = 1;
+      }
+      const Plan plan = make_plan(p, pass, hopper_gpu);
+      ASSERT_TRUE(plan.mask.present);
+      EXPECT_EQ(plan.launches[0].unit, "mask/tile_map");
+      EXPECT_EQ(plan.mask.zeroed_bytes, pass == Pass::forward ? sizeof(unsigned) : 0);
+      const bool words = pass == Pass::forward && heads == 16;
+      const auto begin = static_cast<std::int64_t>(plan.mask.begin);
+      const auto offset = [&](auto region) { return plan.workspace_offsets[static_cast<std::size_t>(region)]; };
+      EXPECT_EQ(words, offset(abi::SharedRegion::masks) > begin);
+      EXPECT_EQ(begin, words ? offset(abi::ForwardSm90Region::mask_words) : offset(abi::SharedRegion::masks));
+      for (std::size_t n = 0; n < plan.workspace_offsets.size(); ++n) {
+        const bool of_masks = n == static_cast<std::size_t>(abi::SharedRegion::masks) ||
+                              (words && n == static_cast<std::size_t>(abi::ForwardSm90Region::mask_words));
+        EXPECT_TRUE(of_masks || plan.workspace_offsets[n] < begin) << n;
+      }
+      EXPECT_LT(plan.mask.begin, plan.workspace_bytes);
+    }
+  }
+  EXPECT_FALSE(make_plan(of_size("", 1, 16, 8192), Pass::forward, hopper_gpu).mask.present);
+}
+
 TEST(Programs, WordsAreMadeOnceWhereHeadsShareThem) {
   const auto makes_words = [](const Problem& p) {
     const Plan plan = make_plan(p, Pass::forward, hopper_gpu);

@@ -42,6 +42,20 @@ PLANTS = (
         "api_test Prepared.*",
     ),
     Plant(
+        "a prepared mask of other hidden rows is taken",
+        "src/api/masks/form.cpp",
+        "static_cast<const void*>(b.mask), static_cast<const void*>(b.hidden_rows),",
+        "static_cast<const void*>(b.mask),",
+        "api_test Masks/OtherCall.*",
+    ),
+    Plant(
+        "a prepared mask of other scalars is taken",
+        "src/api/masks/form.cpp",
+        "  for (const int n : form.scalars) hash.mix(",
+        "  for (const int n : form.scalars) if (n < 0) hash.mix(",
+        "api_test PreparedMask.*",
+    ),
+    Plant(
         "packed lengths are held against the longest sequence, not their own",
         "src/api/checks/validate.cpp",
         "const std::int64_t limit = cu ? std::int64_t{cu[i + 1]} - cu[i] : longest;",
@@ -114,8 +128,8 @@ PLANTS = (
     Plant(
         "overlap: lengths are no inputs of backward",
         "src/api/checks/validate.cpp",
-        "slopes, sink, cu_q, cu_kv, used_q, used_kv, lengths, padding});\n}",
-        "slopes, sink, cu_q, cu_kv, used_q, used_kv, padding});\n}",
+        "slopes, sink, cu_q, cu_kv, used_q, used_kv, lengths, padding, prepared});\n}",
+        "slopes, sink, cu_q, cu_kv, used_q, used_kv, padding, prepared});\n}",
         BUFFERS,
     ),
     Plant(

@@ -88,8 +88,22 @@ PLANTS = (
     Plant(
         "the workspace is not zeroed",
         "src/cuda/kernel.cpp",
-        "    if (plan.zeroed_bytes != 0) {\n",
-        "    if (plan.zeroed_bytes > 256) {\n",
+        ": plan.zeroed_bytes; zeroed != 0) {\n",
+        ": plan.zeroed_bytes; zeroed > 256) {\n",
+        KERNEL,
+    ),
+    Plant(
+        "the counter of row tiles is not zeroed where a mask was prepared",
+        "src/cuda/kernel.cpp",
+        "zeroed = prepared ? plan.mask.zeroed_bytes : plan.zeroed_bytes;",
+        "zeroed = plan.zeroed_bytes;",
+        KERNEL,
+    ),
+    Plant(
+        "a prepared mask is prepared again",
+        "src/cuda/kernel.cpp",
+        "std::size_t i = prepared ? 1 : 0;",
+        "std::size_t i = 0;",
         KERNEL,
     ),
     Plant(

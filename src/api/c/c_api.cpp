@@ -93,6 +93,29 @@ flash_attention_status flash_attention_workspace_bytes(const flash_attention_pro
   });
 }
 
+flash_attention_status flash_attention_mask_preparation(const flash_attention_problem* problem, int32_t pass,
+                                                        const flash_attention_buffers* buffers,
+                                                        const flash_attention_options* options, size_t* bytes,
+                                                        uint64_t* stamp) {
+  return status_of([&] {
+    if (bytes == nullptr || stamp == nullptr) fa::api::refuse("bytes, stamp", "null", "places for the answers");
+    const fa::MaskPreparation needed = fa::mask_preparation(fa::api::problem_of(problem), fa::api::pass_of(pass),
+                                                            fa::api::buffers_of(buffers), fa::api::options_of(options));
+    *bytes = needed.bytes, *stamp = needed.stamp;
+  });
+}
+
+flash_attention_status flash_attention_prepare_mask(const flash_attention_problem* problem, int32_t pass,
+                                                    const flash_attention_buffers* buffers, void* memory, size_t bytes,
+                                                    const flash_attention_options* options, uint64_t* stamp) {
+  return status_of([&] {
+    if (stamp == nullptr) fa::api::refuse("stamp", "null", "a place for the answer");
+    *stamp = fa::prepare_mask(fa::api::problem_of(problem), fa::api::pass_of(pass), fa::api::buffers_of(buffers), memory,
+                              bytes, fa::api::options_of(options))
+                 .stamp;
+  });
+}
+
 flash_attention_status flash_attention_explain(const flash_attention_problem* problem, int32_t pass,
                                                const flash_attention_options* options, char* text, size_t capacity,
                                                size_t* needed) {

@@ -184,6 +184,7 @@ Options options_of(const flash_attention_options* given) {
   o.stream = c.stream, o.workspace = c.workspace, o.workspace_bytes = c.workspace_bytes;
   o.seed = c.seed, o.offset = c.offset;
   if (c.kernel != nullptr) o.kernel = c.kernel;
+  o.prepared_mask = {c.prepared_mask, c.prepared_mask_stamp};
   return o;
 }
 

@@ -10,11 +10,24 @@
 #include "api/checks/pointers.h"
 #include "api/checks/refuse.h"
 #include "api/program.h"
+#include "plan/masks.h"
 
 namespace flash_attention::api {
 namespace {
 
 bool is_backward(Pass pass) { return pass == Pass::backward || pass == Pass::standard_backward; }
+
+bool has_no_scores(const Problem& p) { return p.total_q == 0 || p.total_kv == 0 || p.seq_kv == 0; }
+
+/// What hides keys, but for programs.
+void check_masks(const Problem& p, const Buffers& b) {
+  const bool no_scores = has_no_scores(p);
+  check_pair("mask", b.mask, p.mask.present, "mask.present", 1, no_scores);
+  check_pair("hidden_rows", b.hidden_rows, p.hidden_rows.bounds != 0, "hidden_rows.bounds", 4, no_scores);
+  check_pair("block_mask", b.block_mask, p.block_mask.block_q != 0, "block_mask.block_q", 1, no_scores);
+  check_pair("cu_seqlens_q", b.cu_seqlens_q, p.packed, "packed", 4);
+  check_pair("cu_seqlens_kv", b.cu_seqlens_kv, p.packed && p.page_size == 0, "packed and not page_size", 4);
+}
 
 void check_pointers(const Problem& p, Pass pass, const Buffers& b, Device device) {
   // Which kernel runs is decided before the pointers are known.
@@ -33,15 +46,10 @@ void check_pointers(const Problem& p, Pass pass, const Buffers& b, Device device
   check_pointer("out", b.out, queries, wide);
   check_pointer("lse", b.lse, queries && is_backward(pass), 4);
 
-  const bool no_scores = !queries || !keys || p.seq_kv == 0;
-  check_pair("bias", b.bias, p.bias.present, "bias.present", size_of(p.bias.dtype), no_scores);
-  check_pair("mask", b.mask, p.mask.present, "mask.present", 1, no_scores);
-  check_pair("hidden_rows", b.hidden_rows, p.hidden_rows.bounds != 0, "hidden_rows.bounds", 4, no_scores);
-  check_pair("block_mask", b.block_mask, p.block_mask.block_q != 0, "block_mask.block_q", 1, no_scores);
+  check_pair("bias", b.bias, p.bias.present, "bias.present", size_of(p.bias.dtype), has_no_scores(p));
+  check_masks(p, b);
   check_pair("alibi_slopes", b.alibi_slopes, p.alibi, "alibi", 4, no_batch && p.alibi_batch_stride != 0);
   check_pair("sink", b.sink, p.sink, "sink", 4);
-  check_pair("cu_seqlens_q", b.cu_seqlens_q, p.packed, "packed", 4);
-  check_pair("cu_seqlens_kv", b.cu_seqlens_kv, p.packed && p.page_size == 0, "packed and not page_size", 4);
   check_pair("seqused_q", b.seqused_q, p.seqused_q, "seqused_q", 4, no_batch);
   check_pair("seqused_kv", b.seqused_kv, p.seqused_kv, "seqused_kv", 4, no_batch);
   check_pair("key_lengths", b.key_lengths, p.key_lengths, "key_lengths", 4, no_batch);
@@ -178,10 +186,13 @@ void check_overlap(const Problem& p, const Plan& plan, const Buffers& b, const O
                used_kv = dense("seqused_kv", b.seqused_kv, 4, p.batch);
   const Extent lengths = dense("key_lengths", b.key_lengths, 4, p.batch);
   const Extent padding = dense("left_padding", b.left_padding, 4, p.batch);
-  const Extent workspace = dense("workspace", options.workspace, 1, static_cast<std::int64_t>(plan.workspace_bytes));
+  const std::size_t needed = plan::needed_workspace(plan, options.prepared_mask);
+  const Extent workspace = dense("workspace", options.workspace, 1, static_cast<std::int64_t>(needed));
+  const Extent prepared =
+      dense("prepared_mask", options.prepared_mask.data, 1, static_cast<std::int64_t>(plan::prepared_bytes(plan)));
   if (!is_backward(plan.pass)) {
     refuse_overlap({out, lse, workspace}, {q, k, v, bias, mask, hidden, block_mask, table, slopes, sink, cu_q, cu_kv,
-                                           used_q, used_kv, lengths, padding});
+                                           used_q, used_kv, lengths, padding, prepared});
     return;
   }
   const Extent dout = view("dout", b.dout, p.dout_strides, rows_q, p.heads_q, p.head_dim_v);
@@ -196,26 +207,43 @@ void check_overlap(const Problem& p, const Plan& plan, const Buffers& b, const O
       "dbias", b.dbias, size_of(p.bias.dtype),
       axis(p.bias.batch_stride, p.batch) * axis(p.bias.head_stride, p.heads_q) * axis(p.bias.q_stride, p.seq_q) * p.seq_kv);
   const Extent dsink = dense("dsink", b.dsink, 4, p.heads_q);
-  refuse_overlap({dq, dk, dv, dbias, dsink, workspace}, {q, k, v, out, lse, dout, dlse, bias, mask, hidden, block_mask,
-                                                         slopes, sink, cu_q, cu_kv, used_q, used_kv, lengths, padding});
+  refuse_overlap({dq, dk, dv, dbias, dsink, workspace},
+                 {q,          k,      v,    out,  lse,   dout,   dlse,    bias,    mask,    hidden,
+                  block_mask, slopes, sink, cu_q, cu_kv, used_q, used_kv, lengths, padding, prepared});
+}
+
+void check_stream(const Options& options) {
+  if (device_traits(options.device).streams || options.stream == nullptr) return;
+  refuse("stream", address(options.stream), "only CUDA devices have streams; the device is " + to_string(options.device));
 }
 
 }  // namespace
 
 void validate(const Problem& problem, const Plan& plan, const Buffers& buffers, const Options& options) {
-  if (!device_traits(options.device).streams && options.stream != nullptr) {
-    refuse("stream", address(options.stream), "only CUDA devices have streams; the device is " + to_string(options.device));
-  }
+  check_stream(options);
   check_pointers(problem, plan.pass, buffers, options.device);
   if (device_traits(options.device).host_memory) check_host_lengths(problem, buffers);
-  if (plan.workspace_bytes != 0) {
-    if (options.workspace == nullptr || options.workspace_bytes < plan.workspace_bytes) {
+  if (const std::size_t needed = plan::needed_workspace(plan, options.prepared_mask); needed != 0) {
+    if (options.workspace == nullptr || options.workspace_bytes < needed) {
       refuse("workspace_bytes", std::to_string(options.workspace == nullptr ? 0 : options.workspace_bytes),
-             plan.kernel + " needs " + std::to_string(plan.workspace_bytes) + " (ask workspace_bytes())");
+             plan.kernel + " needs " + std::to_string(needed) + " (ask workspace_bytes())");
     }
     check_pointer("workspace", options.workspace, true, 256);
   }
   check_overlap(problem, plan, buffers, options);
+}
+
+void validate_preparation(const Problem& problem, const Plan& plan, const Buffers& buffers, const void* memory,
+                          std::size_t bytes, const Options& options) {
+  check_stream(options);
+  check_masks(problem, buffers);
+  check_program_pointers(problem, Pass::forward, buffers);
+  const std::size_t needed = plan::prepared_bytes(plan);
+  if (bytes < needed) {
+    refuse("bytes", std::to_string(bytes),
+           "the masks of " + plan.kernel + " need " + std::to_string(needed) + " (ask mask_preparation())");
+  }
+  check_pointer("memory", memory, needed != 0, 256);
 }
 
 }  // namespace flash_attention::api

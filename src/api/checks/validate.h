@@ -12,4 +12,8 @@ Problem normalise(const Problem& problem, Pass pass);
 /// where they are in host memory.
 void validate(const Problem& problem, const Plan& plan, const Buffers& buffers, const Options& options);
 
+/// The same before its masks are prepared, in `bytes` of memory: what hides keys must be there.
+void validate_preparation(const Problem& problem, const Plan& plan, const Buffers& buffers, const void* memory,
+                          std::size_t bytes, const Options& options);
+
 }  // namespace flash_attention::api

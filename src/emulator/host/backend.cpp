@@ -35,10 +35,13 @@ class EmulatedKernel final : public Kernel {
     abi::AttentionArgs args = launch::make_arguments(problem, plan, buffers, options);
     for (const launch::TensorMapSpec& spec : launch::tensor_maps(problem, plan, buffers, options.workspace))
       args.maps[spec.slot] = encode(spec);
-    if (plan.zeroed_bytes != 0) std::memset(options.workspace, 0, plan.zeroed_bytes);
-    for (std::size_t i = 0; i < modules_.size(); ++i) {
+    const bool prepared = plan.mask.present && options.prepared_mask.data != nullptr;
+    if (const std::size_t zeroed = prepared ? plan.mask.zeroed_bytes : plan.zeroed_bytes; zeroed != 0)
+      std::memset(options.workspace, 0, zeroed);
+    const std::size_t first = prepared ? 1 : 0;
+    for (std::size_t i = first; i < modules_.size(); ++i) {
       LaunchShape shape = shape_of(plan.launches[i]);
-      shape.begins_early = plan.launches[i].begins_early && i > 0;
+      shape.begins_early = plan.launches[i].begins_early && i > first;
       shape.workspace = options.workspace, shape.workspace_bytes = plan.workspace_bytes;
       run_grid(*modules_[i], shape, &args, {.seed = seed()});
     }

@@ -24,15 +24,24 @@ double worst_error(const std::vector<double>& got, const std::vector<double>& wa
 
 Dtype coarser(Dtype a, Dtype b) { return epsilon(a) > epsilon(b) ? a : b; }
 
+/// Memory that nobody has cleaned.
+void* dirty(Memory& memory, std::size_t bytes) {
+  if (bytes == 0) return nullptr;
+  void* const data = memory.allocate(bytes);
+  const std::vector<unsigned char> dirt(bytes, 0xff);
+  memory.write(data, dirt.data(), dirt.size());
+  return data;
+}
+
 void launch(const Case& c, const Target& target, Memory& memory, const Buffers& all) {
   Buffers b = all;
   Options options{.device = target.device, .seed = c.dropout_seed, .offset = c.dropout_offset, .kernel = target.kernel};
-  options.workspace_bytes = workspace_bytes(c.problem, target.pass, options);
-  if (options.workspace_bytes > 0) {  // nobody may rely on a clean workspace
-    options.workspace = memory.allocate(options.workspace_bytes);
-    const std::vector<unsigned char> dirt(options.workspace_bytes, 0xff);
-    memory.write(options.workspace, dirt.data(), dirt.size());
+  if (target.prepared) {
+    const std::size_t bytes = mask_preparation(c.problem, target.pass, b, options).bytes;
+    options.prepared_mask = prepare_mask(c.problem, target.pass, b, dirty(memory, bytes), bytes, options);
   }
+  options.workspace_bytes = workspace_bytes(c.problem, target.pass, options);
+  options.workspace = dirty(memory, options.workspace_bytes);  // nobody may rely on a clean one
   if (is_backward(target.pass)) {
     (target.pass == Pass::backward ? backward : standard_backward)(c.problem, b, options);
     return;
