@@ -41,7 +41,7 @@ def record(score_mod=None, mask_mod=None, extra=()):
     surroundings = memory.Surroundings([score_mod, *masks])
     known = memory.find(surroundings)
     if known is not None:
-        text, slots, numbers, places = known
+        text, slots, numbers, places, _ = known
         return Program(text, [surroundings.tensors[n] for n in slots], numbers, places)
     recorder = Recorder()
     b, h, i, j = (recorder.symbol(Value(name, "int")) for name in "bhij")

@@ -257,6 +257,9 @@ class Recorder:
             return function(*arguments)
 
 
+# Of a captured tensor: what no operation tells of, and what memory.py knows or operations follow from.
+_READS = {"tolist", "numpy", "data_ptr", "storage", "untyped_storage", "storage_offset", "stride", "is_contiguous"}
+_DESCRIPTIONS = {"shape", "dtype", "device", "ndim", "requires_grad", "T", "mT"}
 _NUMBERS = {"__bool__", "__int__", "__float__", "__index__", "item", "tolist", "__len__", "__iter__", "numpy"}
 
 
@@ -284,6 +287,8 @@ class _Functions(TorchFunctionMode):
             )
         elif function is torch.Tensor.__setitem__:
             recorder.refuse("the function writes into a tensor; a program only reads")
+        elif name in _READS or (name == "__get__" and function.__self__.__name__ not in _DESCRIPTIONS):
+            recorder.only_symbols = False  # what no operation tells of
         return function(*args, **(kwargs or {}))
 
 
