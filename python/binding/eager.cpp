@@ -132,6 +132,7 @@ void add_eager(nb::module_& module) {
   add_fast<differentiable_forward>(module, "differentiable_forward");
   add_fast<attend_backward>(module, "attend_backward");
   add_eager_cache(module);
+  add_eager_program(module);
   add_torch(module);
 }
 

@@ -10,4 +10,7 @@ void add_eager(nanobind::module_& module);
 /// Adds attend_cache(), the same over a cache of keys and values.
 void add_eager_cache(nanobind::module_& module);
 
+/// Adds attend_program() and attend_program_backward(), the same with a program.
+void add_eager_program(nanobind::module_& module);
+
 }  // namespace flash_attention::python

@@ -2,6 +2,7 @@
 
 import torch
 
+from flash_attention import functional
 from flash_attention.arguments.options import make_options
 from flash_attention.arguments.seeds import signed
 from flash_attention.flex import passes
@@ -11,6 +12,8 @@ from flash_attention.options import NUM_TENSORS, Tensors, made_deterministic
 from flash_attention.pytorch import autograd as torch_autograd
 from flash_attention.pytorch.transforms import is_transformed
 from flash_attention.pytorch.untraced import untraced
+
+functional.is_tracing()  # at its first use it tells the binding what torch is
 
 
 @untraced
@@ -82,20 +85,25 @@ def run(tensors, options, seed, offset, return_lse, score_mod, mask_mods):
         raise TypeError(f"q: programs take tensors of torch, got {type(tensors.q).__name__}")
     if is_transformed():
         raise NotImplementedError("score_mod, mask_mod: transforms of torch.func and forward-mode derivatives take neither")
-    torch_autograd._check(tensors)
+    plain = torch_autograd.is_plain(tensors)
+    torch_autograd.check(tensors, plain)
     q, k, v = tensors.q, tensors.k, tensors.v
-    if torch.is_autocast_enabled(q.device.type):
+    if torch_autograd.is_any_autocast_enabled() and torch.is_autocast_enabled(q.device.type):
         q, k, v = (torch_autograd._autocast(tensor, torch.get_autocast_dtype(q.device.type)) for tensor in (q, k, v))
-    q, k, v = (tensor if tensor.stride(-1) == 1 else tensor.contiguous() for tensor in (q, k, v))
-    extras = torch_autograd._as_taken(tensors, options)[3:NUM_TENSORS]
-    captured = [_beside(q, tensor).contiguous() for tensor in program.tensors]
+    given = [tensor if tensor.stride(-1) == 1 else tensor.contiguous() for tensor in (q, k, v)]
+    if not plain:
+        given += torch_autograd._as_taken(tensors, options)[3:NUM_TENSORS]
+    captured = [_as_read(tensor, q) for tensor in program.tensors]
     if torch.are_deterministic_algorithms_enabled():
         options = made_deterministic(options)
     seed = None if seed is None else signed(seed)
-    out, lse = passes.ProgramAttention.apply(program, options, seed, signed(offset), q, k, v, *extras, *captured)
+    out, lse = passes.run(program, given, captured, options, seed, signed(offset), return_lse)
     return (out, lse) if return_lse else out
 
 
-def _beside(q, tensor):
-    """A learned number on the CPU follows the queries to their device, as in torch's own operations."""
-    return tensor.to(q.device) if tensor.dim() == 0 else tensor
+def _as_read(tensor, q):
+    """A captured tensor as kernels read it. A learned number on the CPU follows the queries to their device, as in torch's
+    own operations."""
+    if tensor.dim() == 0:
+        return tensor.to(q.device)
+    return tensor if tensor.is_contiguous() else tensor.contiguous()

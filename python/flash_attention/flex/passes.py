@@ -1,4 +1,8 @@
-"""The passes of a call with a program, and their place in torch's graph."""
+"""The passes of a call with a program, and their place in torch's graph.
+
+A plain call, of q, k, v and what the program captures, is one C function a pass (_core.attend_program,
+binding/eager_program.cpp); it answers None where it is not plain, and the general way follows.
+"""
 
 import torch
 
@@ -9,35 +13,66 @@ from flash_attention.pytorch import ops as torch_ops
 from flash_attention.pytorch.gradients import refuse
 
 _BIAS, _SINK = (Tensors._fields.index(name) for name in ("bias", "sink"))
+_NUM_ALONE = 3  # tensors of a call of q, k and v
 
 
-def forward(program, tensors, captured, options, seed, offset, needed=()):
-    """(out, lse, the dropout's seed and offset). `needed`: which arguments a backward pass will give gradients of."""
+def run(program, tensors, captured, options, seed, offset, need_lse):
+    """(out, lse or None). `tensors`: q, k and v, or all NUM_TENSORS of a call."""
+    if torch.is_grad_enabled():
+        for tensor in (*tensors, *captured):
+            if tensor is not None and tensor.requires_grad:
+                return _apply(program, options, seed, offset, len(tensors), *tensors, *captured)
+    return _forward(program, tensors, captured, options, seed, offset, need_lse, None)[:2]
+
+
+def _forward(program, tensors, captured, options, seed, offset, need_lse, backward):
+    """(out, lse, the dropout's seed and offset). `backward`: None, or which captured tensors a backward pass will give
+    gradients of, as bits."""
+    try:
+        if len(tensors) == _NUM_ALONE and not options.dropout_p:
+            found = _core.attend_program(*tensors, options, program.arguments(captured), need_lse, backward)
+            if found is not None:
+                return *found, (0, 0)
+        return _general_forward(program, Tensors(*tensors), captured, options, seed, offset, backward)
+    except ValueError as error:
+        raise program.explain(error) from None
+
+
+def _general_forward(program, tensors, captured, options, seed, offset, backward):
     seed = torch_ops.drawn(seed, options)
     out, lse = torch_ops.empty_results(tensors, options, True)
     tensors, stream = torch_ops.detached(tensors)
-    try:
-        _core.forward(
-            tensors, options, out, lse, unsigned(seed), unsigned(offset), stream,
-            lambda size: torch_ops.workspace(out, size), program.arguments(_detached(captured)),
-            backward=_bits(needed[NUM_TENSORS:]) if any(needed) else None,
-        )  # fmt: skip
-    except ValueError as error:
-        raise program.explain(error) from None
+    _core.forward(
+        tensors, options, out, lse, unsigned(seed), unsigned(offset), stream, lambda size: torch_ops.workspace(out, size),
+        program.arguments(_detached(captured)), backward=backward,
+    )  # fmt: skip
     return out, lse, (seed, offset)
 
 
-def backward(program, tensors, captured, options, results, rng, dout, dlse, needed):
-    """Gradients of the tensors and of what is captured, None where none is `needed`."""
-    out, lse = results
+def _backward(program, options, rng, num_tensors, needed, dout, dlse, out, lse, *tensors):
+    """Gradients of the tensors, q, k and v or all, and of what is captured; None where none is `needed`."""
+    given, captured = tensors[:num_tensors], tensors[num_tensors:]
     dout = torch.zeros_like(out) if dout is None else dout if dout.stride(-1) == 1 else dout.contiguous()
     dlse = None if dlse is None else dlse.contiguous()
-    need_dbias, need_dsink = needed[_BIAS], needed[_SINK]
-    gradients = torch_ops._empty_gradients(tensors, need_dbias, need_dsink)
     of_captured = [
         torch.empty(tensor.shape, dtype=torch.float32, device=tensor.device) if need else None
-        for tensor, need in zip(captured, needed[NUM_TENSORS:], strict=True)
+        for tensor, need in zip(captured, needed[num_tensors:], strict=True)
     ]
+    found = None
+    if num_tensors == _NUM_ALONE and not options.dropout_p:
+        arguments = program.arguments(captured, of_captured)
+        found = _core.attend_program_backward(*given, out, lse, dout, dlse, options, arguments)
+    if found is None:
+        found = _general_backward(program, given, captured, options, (out, lse), rng, (dout, dlse), needed, of_captured)
+    of_captured = [None if g is None else g.to(tensor.dtype) for g, tensor in zip(of_captured, captured, strict=True)]
+    return *found, *of_captured
+
+
+def _general_backward(program, given, captured, options, results, rng, of_results, needed, of_captured):
+    tensors, (out, lse), (dout, dlse) = Tensors(*given), results, of_results
+    everything = len(given) == NUM_TENSORS
+    need_dbias, need_dsink = (everything and needed[_BIAS]), (everything and needed[_SINK])
+    gradients = torch_ops._empty_gradients(tensors, need_dbias, need_dsink)
     tensors, stream = torch_ops.detached(tensors)
     _core.backward(
         tensors, options, (out.detach(), lse), (dout.detach(), dlse, *gradients),
@@ -45,8 +80,7 @@ def backward(program, tensors, captured, options, results, rng, dout, dlse, need
         lambda size: torch_ops.workspace(out, size), program.arguments(_detached(captured), of_captured),
     )  # fmt: skip
     dq, dk, dv, dbias, dsink = gradients
-    of_captured = [None if g is None else g.to(tensor.dtype) for g, tensor in zip(of_captured, captured, strict=True)]
-    return *Tensors(dq, dk, dv, bias=dbias, sink=dsink)[:NUM_TENSORS], *of_captured
+    return Tensors(dq, dk, dv, bias=dbias, sink=dsink)[: len(given)]
 
 
 def _bits(flags):
@@ -61,10 +95,11 @@ class ProgramAttention(torch.autograd.Function):
     """(out, lse), with gradients for q, k, v, bias, sink and the tensors that the program captures."""
 
     @staticmethod
-    def forward(ctx, program, options, seed, offset, *tensors):
-        given, captured = Tensors(*tensors[:NUM_TENSORS]), tensors[NUM_TENSORS:]
-        out, lse, ctx.rng = forward(program, given, captured, options, seed, offset, ctx.needs_input_grad[4:])
-        ctx.program, ctx.options = program, options
+    def forward(ctx, program, options, seed, offset, num_tensors, *tensors):
+        given, captured = tensors[:num_tensors], tensors[num_tensors:]
+        backward = _bits(ctx.needs_input_grad[5 + num_tensors :])
+        out, lse, ctx.rng = _forward(program, given, captured, options, seed, offset, True, backward)
+        ctx.program, ctx.options, ctx.num_tensors = program, options, num_tensors
         ctx.save_for_backward(out, lse, *tensors)
         ctx.set_materialize_grads(False)
         return out, lse
@@ -73,18 +108,15 @@ class ProgramAttention(torch.autograd.Function):
     def backward(ctx, dout, dlse):
         out, lse, *tensors = ctx.saved_tensors
         if dout is None and dlse is None:
-            return None, None, None, None, *(None,) * len(tensors)
-        needed = ctx.needs_input_grad[4:]
-        if torch.is_grad_enabled():
-            found = _Gradients.apply(ctx.program, ctx.options, ctx.rng, needed, dout, dlse, out, lse, *tensors)
-        else:
-            found = _gradients(ctx.program, ctx.options, ctx.rng, needed, dout, dlse, out, lse, *tensors)
-        return None, None, None, None, *found
+            return None, None, None, None, None, *(None,) * len(tensors)
+        run = _Gradients.apply if torch.is_grad_enabled() else _backward
+        needed = ctx.needs_input_grad[5:]
+        found = run(ctx.program, ctx.options, ctx.rng, ctx.num_tensors, needed, dout, dlse, out, lse, *tensors)
+        return None, None, None, None, None, *found
 
 
-def _gradients(program, options, rng, needed, dout, dlse, out, lse, *tensors):
-    given, captured = Tensors(*tensors[:NUM_TENSORS]), tensors[NUM_TENSORS:]
-    return backward(program, given, captured, options, (out, lse), rng, dout, dlse, needed)
+# Without the Python part of Function.apply, which serves torch.func: its transforms are refused before.
+_apply = super(torch.autograd.Function, ProgramAttention).apply
 
 
 class _Gradients(torch.autograd.Function):
@@ -92,6 +124,6 @@ class _Gradients(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, *arguments):
-        return _gradients(*arguments)
+        return _backward(*arguments)
 
     backward = staticmethod(refuse)

@@ -258,7 +258,7 @@ class Recorder:
 
 
 # Of a captured tensor: what no operation tells of, and what memory.py knows or operations follow from.
-_READS = {"tolist", "numpy", "data_ptr", "storage", "untyped_storage", "storage_offset", "stride", "is_contiguous"}
+_READS = {"data_ptr", "storage", "untyped_storage", "storage_offset", "stride", "is_contiguous"}
 _DESCRIPTIONS = {"shape", "dtype", "device", "ndim", "requires_grad", "T", "mT"}
 _NUMBERS = {"__bool__", "__int__", "__float__", "__index__", "item", "tolist", "__len__", "__iter__", "numpy"}
 

@@ -15,7 +15,7 @@ from flash_attention.pytorch.transforms import TransformedAttention, is_transfor
 _NO_EXTRAS = (None,) * (NUM_TENSORS - 3)
 _NAMES = Tensors._fields
 _AUTOCAST_FROM = (torch.float32, torch.float16, torch.bfloat16)
-_is_any_autocast_enabled = torch._C._is_any_autocast_enabled
+is_any_autocast_enabled = torch._C._is_any_autocast_enabled
 
 
 def run(tensors, options, seed, offset, return_lse):
@@ -23,15 +23,15 @@ def run(tensors, options, seed, offset, return_lse):
     if not isinstance(q, torch.Tensor) and torch.overrides.has_torch_function((q,)):  # a proxy of torch.fx
         arguments = tuple(tensors), tuple(options), seed, offset, return_lse
         return torch.overrides.handle_torch_function(_run_of_graph, (q,), *arguments)
-    _check(tensors)
+    check(tensors)
     seed = None if seed is None else signed(seed)
     offset = signed(offset)
     extras = ()
     try:
-        if _is_any_autocast_enabled() and torch.is_autocast_enabled(q.device.type):
+        if is_any_autocast_enabled() and torch.is_autocast_enabled(q.device.type):
             dtype = torch.get_autocast_dtype(q.device.type)
             tensors = Tensors(*(_autocast(tensor, dtype) for tensor in tensors[:3]), *tensors[3:])
-        if not _is_plain(tensors):
+        if not is_plain(tensors):
             tensors = _as_taken(tensors, options)
             extras = tensors[3:NUM_TENSORS]
         q, k, v, bias, sink = tensors.q, tensors.k, tensors.v, tensors.bias, tensors.sink
@@ -129,7 +129,7 @@ def connect():
         grad_enabled=torch.is_grad_enabled,
         deterministic=torch._C._get_deterministic_algorithms,
         differentiate=_apply_in_eager(PlainAttention),
-        autocast=_is_any_autocast_enabled,
+        autocast=is_any_autocast_enabled,
         autocast_of_cuda=torch.is_autocast_enabled,
         interceptors=(
             torch._C._len_torch_dispatch_stack,
@@ -143,12 +143,12 @@ def connect():
     functional.eager_type = torch.Tensor
 
 
-def _check(tensors):
-    """Refuses what is no strided tensor of torch, and a mix of memory and of shapes alone."""
+def check(tensors, plain=False):
+    """Refuses what is no strided tensor of torch, and a mix of memory and of shapes alone. `plain`: see is_plain()."""
     q = tensors.q
     if tensors.k is None or tensors.v is None:
         raise TypeError(f"{'k' if tensors.k is None else 'v'}: expected a tensor, got None")
-    for name, tensor in zip(_NAMES, tensors, strict=True):
+    for name, tensor in zip(_NAMES, tensors[:3] if plain else tensors, strict=False):
         if tensor is None:
             continue
         if not isinstance(tensor, torch.Tensor):
@@ -161,7 +161,7 @@ def _check(tensors):
             raise ValueError(f"{name}: is on {tensor.device}; q is on {q.device}, and all must be on one device")
 
 
-def _is_plain(tensors):
+def is_plain(tensors):
     """Whether q, k and v are all that there is."""
     scores = tensors.bias is tensors.mask is tensors.alibi_slopes is tensors.sink is None
     lengths = tensors.cu_seqlens_q is tensors.seqused_q is tensors.seqused_kv is tensors.key_lengths is None

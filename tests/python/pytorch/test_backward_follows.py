@@ -17,7 +17,14 @@ def told(monkeypatch):
         found.append(backward)
         return forward(*arguments, backward=backward, **more)
 
+    attend_program = ops._core.attend_program
+
+    def record_program(*arguments):
+        found.append(arguments[-1])
+        return attend_program(*arguments)
+
     monkeypatch.setattr(ops._core, "forward", record)
+    monkeypatch.setattr(ops._core, "attend_program", record_program)
     return found
 
 
