@@ -80,7 +80,8 @@ struct Steps {
 
 class CpuKernel final : public Kernel {
  public:
-  CpuKernel(Steps steps, Steps steps_in_bfloat16) : steps_(steps), steps_in_bfloat16_(steps_in_bfloat16) {}
+  CpuKernel(Steps steps, Steps steps_in_bfloat16, const ProgramRunner& program)
+      : steps_(steps), steps_in_bfloat16_(steps_in_bfloat16), program_(program) {}
 
   void launch(const Problem& problem, const Plan& plan, const Buffers& buffers, const Options& options) const override {
     struct Loop {
@@ -92,7 +93,7 @@ class CpuKernel final : public Kernel {
     Call call = make_call(problem, plan, steps.block_q, buffers, options);
     std::optional<ProgramCode> program;
     if (!problem.program.empty()) {
-      program.emplace(problem, plan.pass, buffers, region<char>(call, plan::CpuRegion::program_gradients));
+      program.emplace(problem, plan.pass, buffers, program_, region<char>(call, plan::CpuRegion::program_gradients));
       call.program = program->view();
     }
     clear_tails(call, plan.pass == Pass::backward || plan.pass == Pass::standard_backward);
@@ -113,6 +114,7 @@ class CpuKernel final : public Kernel {
 
  private:
   Steps steps_, steps_in_bfloat16_;
+  ProgramRunner program_;
 };
 
 Steps steps_of(const KernelTable& table, const KernelRow& row) {
@@ -159,14 +161,15 @@ DeviceInfo info() {
 
 std::unique_ptr<Kernel> load_kernel(const Plan& plan, const DeviceInfo& device) {
   const KernelRow& row = row_of(plan);
-  const Steps steps = steps_of(kernel_table(device.isa), row);
+  const KernelTable& table = kernel_table(device.isa);
+  const Steps steps = steps_of(table, row);
 #if defined(__x86_64__) && !defined(FLASH_ATTENTION_GENERIC_CPU)
   if (row.multiplies_bfloat16 && (device.isa == CpuIsa::amx || device.isa == CpuIsa::avx512_bf16)) {
     const Steps special = steps_of(device.isa == CpuIsa::amx ? amx_table : avx512_bf16_table, row);
-    if (special.first->count != nullptr) return std::make_unique<CpuKernel>(steps, special);
+    if (special.first->count != nullptr) return std::make_unique<CpuKernel>(steps, special, table.program);
   }
 #endif
-  return std::make_unique<CpuKernel>(steps, steps);
+  return std::make_unique<CpuKernel>(steps, steps, table.program);
 }
 
 namespace {

@@ -26,6 +26,7 @@ struct KernelTable {
   Step standard_backward[7];
   Step ladder_simd[2];
   Step ladder_threads[2];
+  ProgramRunner program;  // in the tables that have all kernels
   std::size_t scratch_bytes;
   int block_q;  // query rows of a block
 

@@ -60,10 +60,15 @@ class Slots {
 
 Code ProgramCode::compile(const std::vector<Node>& all, std::vector<int> roots) {
   const std::vector<Node> nodes = program::slice(all, roots);
-  std::vector<bool> varying(nodes.size(), false);
+  std::vector<bool> varying(nodes.size(), false), uniform(nodes.size(), true);
   for (std::size_t n = 0; n < nodes.size(); ++n) {
     varying[n] = nodes[n].op == Op::j || nodes[n].op == Op::score;
-    for (const int arg : nodes[n].args) varying[n] = varying[n] || (arg >= 0 && varying[static_cast<std::size_t>(arg)]);
+    uniform[n] = nodes[n].op != Op::i && nodes[n].op != Op::h && nodes[n].op != Op::score;
+    for (const int arg : nodes[n].args) {
+      if (arg < 0) continue;
+      varying[n] = varying[n] || varying[static_cast<std::size_t>(arg)];
+      uniform[n] = uniform[n] && uniform[static_cast<std::size_t>(arg)];
+    }
   }
   const Slots slots(nodes, roots, varying);
   const auto varies = [&](int node) { return node >= 0 && varying[static_cast<std::size_t>(node)]; };
@@ -80,6 +85,7 @@ Code ProgramCode::compile(const std::vector<Node>& all, std::vector<int> roots) 
                        .to = slots[static_cast<int>(n)],
                        .args = {},
                        .index = static_cast<std::int16_t>(node.index),
+                       .uniform = uniform[n],
                        .integer = node.type == program::Type::boolean ? -node.integer : node.integer,
                        .real = node.real};
       for (std::size_t arg = 0; arg < 4; ++arg) {
@@ -100,8 +106,10 @@ Code ProgramCode::compile(const std::vector<Node>& all, std::vector<int> roots) 
   return code;
 }
 
-ProgramCode::ProgramCode(const Problem& problem, Pass pass, const Buffers& buffers, char* workspace)
+ProgramCode::ProgramCode(const Problem& problem, Pass pass, const Buffers& buffers, const ProgramRunner& runner,
+                         char* workspace)
     : known_(program::parsed(problem.program)), program_(*known_) {
+  view_.runner = runner;
   std::vector<program::HostTensor> tensors(program_.tensors.size());
   for (std::size_t n = 0; n < tensors.size(); ++n) {
     ProgramTensor& tensor = view_.tensors[n];

@@ -15,7 +15,7 @@ namespace flash_attention::cpu {
 class ProgramCode {
  public:
   /// workspace: of the sums of gradients, where the plan put them.
-  ProgramCode(const Problem& problem, Pass pass, const Buffers& buffers, char* workspace);
+  ProgramCode(const Problem& problem, Pass pass, const Buffers& buffers, const ProgramRunner& runner, char* workspace);
   ProgramCode(const ProgramCode&) = delete;
 
   const ProgramView* view() const { return &view_; }

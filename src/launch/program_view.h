@@ -20,6 +20,7 @@ struct Instruction {
   std::int16_t to;         // slot
   std::int16_t args[4];    // slots
   std::int16_t index;      // of the tensor or the scalar
+  bool uniform;            // the same for all rows
   std::int32_t integer;    // a literal
   float real;
 };
@@ -48,6 +49,31 @@ struct ProgramArea {
   std::int64_t b, h_begin, h_end, i_begin, i_end, j_begin, j_end;
 };
 
+/// Rows of one batch entry, a lane each.
+struct ProgramRows {
+  std::int64_t batch;
+  const std::int32_t *heads, *queries;  // of each lane
+  int lanes;                            // whole vectors
+};
+
+/// What backward keeps of a program's tile, each [key][lane]; either may be null.
+struct ProgramTerms {
+  float* slope = nullptr;   // the derivative of the new score by the old one
+  float* before = nullptr;  // the old scores
+};
+
+struct ProgramView;
+
+/// The interpreter of an instruction set. Kernels of all others that have its vectors call it, too.
+struct ProgramRunner {
+  /// Clears bit j % 32 of bits[j / 32 * stride + lane] where a lane does not see key begin + j, for j below `keys`.
+  void (*hide)(const ProgramView& program, const ProgramRows& rows, std::int64_t begin, int keys, std::uint32_t* bits,
+               int stride);
+  /// S [keys][lanes], in units of log2(e), becomes what the program makes of it.
+  void (*change)(const ProgramView& program, const ProgramRows& rows, std::int64_t begin, int keys, float* S,
+                 ProgramTerms terms);
+};
+
 struct ProgramView {
   Code visible;    // one result
   Code score;      // the new score
@@ -61,6 +87,7 @@ struct ProgramView {
   ProgramTensor tensors[program::max_tensors];
   float scalars[program::max_scalars] = {};  // the bits of an int where it is one
 
+  ProgramRunner runner = {};
   const void* classes = nullptr;
   ProgramTile (*classify)(const void* classes, const ProgramArea& area) = nullptr;
 };

@@ -6,10 +6,12 @@
 #include <cstring>
 
 #include "api/checks/validate.h"
+#include "cpu/program_code.h"
 #include "cpu/tails.h"
 #include "launch/cpu_call.h"
 #include "plan/families/cpu_tiles.h"
 #include "support/cases/contract.h"
+#include "support/cases/programs.h"
 #include "support/oracle/rounding.h"
 #include "support/oracle/tensors.h"
 
@@ -29,6 +31,7 @@ constexpr bool only_bfloat16 = true;
 //
 #include "cpu/isa/bfloat16_table.h"
 #include "cpu/tile/amx.h"
+#include "cpu/tile/program_scores.h"
 
 namespace flash_attention::cpu {
 namespace {
@@ -159,6 +162,45 @@ TEST_P(AmxModel, Backward) {
   testing::compare("dk", got.dk, want.dk, plain.dk, c.problem.dtype);
   testing::compare("dv", got.dv, want.dv, plain.dv, c.problem.dtype);
   if (c.dsink) testing::compare("dsink", got.dsink, want.dsink, plain.dsink, Dtype::float16);
+}
+
+// Programs run by the interpreter of another instruction set.
+TEST(AmxModelPrograms, AgreeWithFp64) {
+  DeviceInfo device;
+  device.isa = CpuIsa::amx;
+  const auto call_model = [&](const Problem& problem, Pass pass, const Buffers& buffers) {
+    Problem plain = problem;
+    plain.program_gradients = 0;
+    const Plan plan = make_plan(plain, pass, device, "cpu/bfloat16");
+    std::vector<char> workspace(plan.workspace_bytes, static_cast<char>(0xff));
+    Call call = make_call(api::normalise(plain, pass), plan, plan.block_q, buffers, {.workspace = workspace.data()});
+    const ProgramCode code(plain, pass, buffers, {hide_by_program, change_by_program}, nullptr);
+    call.program = code.view();
+    const auto memory = testing::memory_of({});
+    void* scratch = memory->allocate(model_table.scratch_bytes);
+    const Step* step = pass == Pass::forward ? model_table.prefill : model_table.backward;
+    for (; step->count != nullptr; ++step) {
+      for (std::int64_t item = 0; item < step->count(call); ++item) step->run(call, item, scratch);
+    }
+  };
+  for (unsigned seed = 0; seed < 6; ++seed) {
+    const testing::RandomProgram random(3000 + seed, seed % 3 != 1, seed % 3 != 2);
+    const Problem problem{.batch = 1,
+                          .seq_q = 61 + 30 * seed,
+                          .seq_kv = 290,
+                          .heads_q = 2,
+                          .heads_kv = 1 + seed % 2,
+                          .head_dim = 16,
+                          .dtype = Dtype::bfloat16,
+                          .causal = seed % 2 == 0};
+    const testing::ProgramResults got = testing::run_program(problem, random, {}, seed, {.call = call_model});
+    const testing::ProgramResults expected = testing::exact_program(problem, random, seed);
+    EXPECT_LT(testing::difference(got.out, expected.out), 0.02) << random.text;
+    EXPECT_LT(testing::difference(got.lse, expected.lse), 0.001) << random.text;
+    EXPECT_LT(testing::difference(got.dq, expected.dq), 0.02) << random.text;
+    EXPECT_LT(testing::difference(got.dk, expected.dk), 0.02) << random.text;
+    EXPECT_LT(testing::difference(got.dv, expected.dv), 0.02) << random.text;
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Contract, AmxModel, ::testing::ValuesIn(testing::contract_cases(Dtype::bfloat16)),

@@ -45,6 +45,56 @@ TEST(CpuPrograms, LongDocumentsAgreeWithFp64) {
   }
 }
 
+/// In bfloat16: what the formula gives, with P and dS rounded.
+void expect_close(const ProgramResults& got, const ProgramResults& expected, const std::string& text) {
+  EXPECT_LT(difference(got.out, expected.out), 0.02) << text;
+  EXPECT_LT(difference(got.lse, expected.lse), 0.001) << text;
+  EXPECT_LT(difference(got.dq, expected.dq), 0.02) << text;
+  EXPECT_LT(difference(got.dk, expected.dk), 0.02) << text;
+  EXPECT_LT(difference(got.dv, expected.dv), 0.02) << text;
+}
+
+TEST(CpuPrograms, InBfloat16) {
+  for (unsigned seed = 0; seed < 12; ++seed) {
+    const RandomProgram random(2000 + seed, seed % 3 != 1, seed % 3 != 2);
+    const Problem problem{.batch = 1,
+                          .seq_q = 61 + seed,
+                          .seq_kv = 150,
+                          .heads_q = 2,
+                          .heads_kv = 1 + seed % 2,
+                          .head_dim = 16,
+                          .dtype = Dtype::bfloat16,
+                          .causal = seed % 2 == 0};
+    expect_close(run_program(problem, random, {}, seed), exact_program(problem, random, seed), random.text);
+  }
+}
+
+// Keys that the program hides are NaN, some of them beside keys that are seen.
+TEST(CpuPrograms, HiddenKeysMayBeNaN) {
+  for (const Dtype dtype : {Dtype::float32, Dtype::bfloat16}) {
+    const RandomProgram given(
+        "a = floordiv i 50\nb = floordiv j 50\nsame = eq a b\nm = mod j 7\nc = ne m 0\nv = and same c\nvisible = v");
+    const Problem problem{.batch = 1, .seq_q = 130, .seq_kv = 130, .head_dim = 16, .dtype = dtype};
+    const ProgramResults got = run_program(problem, given, {}, 3, {.poison = 7});
+    expect_close(got, exact_program(problem, given, 3), given.text);
+  }
+}
+
+TEST(CpuPrograms, ProductsOfPairsTakeThem) {
+  Problem problem{.seq_q = 64, .seq_kv = 64, .head_dim = 16, .dtype = Dtype::bfloat16};
+  problem.program = "t0 = tensor float32 1\nx = load t0 j\nv = add score x\nscore = v";
+  problem.program_sizes[0][0] = 64;
+  DeviceInfo device;
+  for (const CpuIsa isa : {CpuIsa::amx, CpuIsa::avx512_bf16}) {
+    device.isa = isa;
+    problem.program_gradients = 0;
+    EXPECT_EQ(make_plan(problem, Pass::forward, device).kernel, "cpu/bfloat16");
+    EXPECT_EQ(make_plan(problem, Pass::backward, device).kernel, "cpu/bfloat16");
+    problem.program_gradients = 1;
+    EXPECT_EQ(make_plan(problem, Pass::backward, device).kernel, "cpu/backward");
+  }
+}
+
 TEST(CpuPrograms, ExplainShowsTheText) {
   Problem problem{.seq_q = 64, .seq_kv = 64, .head_dim = 16};
   problem.program = "v = neg score\nscore = v";

@@ -56,7 +56,7 @@ inline void add_to_keys(const RowBlock& block, const Tile& tile, const float* W,
   const int stride = round_up(columns, vector_lanes);
   static_assert(block_q <= block_kv, "rows fit in make_safe's list");
   const SafeRows safe = make_safe({rows, stride}, block.rows, stride, tile.weighted, buffer);
-  const int step = diagonal_step(block, tile);
+  const int step = diagonal_step(tile);
   for (int key = 0; key < tile.count; key += step) {
     const int count = smaller(tile.count - key, step);
     const VectorsOfKeys vectors(block, tile, key, count);

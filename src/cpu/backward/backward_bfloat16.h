@@ -63,6 +63,7 @@ struct Bfloat16BackwardScratch {
   alignas(64) float S[block_kv * block_q];
   alignas(64) float dP[block_kv * block_q];
   alignas(64) float derivative[block_kv * block_q];  // of softcap
+  alignas(64) float slope[block_kv * block_q];       // of the program
   alignas(64) float keep[block_kv * block_q];        // of dropout
   alignas(64) Half P[block_kv * padded_q];           // rows: [key][depth]
   alignas(64) Half dS[block_kv * padded_q];
@@ -124,6 +125,7 @@ struct FiniteGradient {
       ds = p * (dp - delta);
     }
     ds = select(s == -infinity, Vec{}, ds);
+    if (call.has_score_program()) ds = through_softcap(ds, load(scratch.slope + i));
     if (call.softcap > 0) ds = through_softcap(ds, load(scratch.derivative + i));
   }
 };
@@ -171,12 +173,13 @@ inline void backward_tile_bfloat16(const Call& call, const RowBlock& block, cons
   scores(packed.V, packed.columns_v, scratch.dO_columns, scratch.dP);
 
   float factor = query_factor(call);
-  if (call.softcap > 0 || call.alibi_slopes != nullptr || !(factor > 0)) {
+  if (call.softcap > 0 || call.alibi_slopes != nullptr || call.has_score_program() || !(factor > 0)) {
     for (int i = 0; i < tile.count * lanes; i += vector_lanes) store(scratch.S + i, load(scratch.S + i) * factor);
-    modify_scores(call, block, tile, scratch.S, scratch.derivative);
+    finish_scores(call, block, tile, scratch.S, scratch.derivative, {.slope = scratch.slope});
     factor = 1;
+  } else {
+    hide_scores(block, tile, scratch.S);
   }
-  hide_scores(call, block, tile, scratch.S);
   if (call.dropout) dropout_factors(call, block, tile, scratch.keep);
   round_gradients<Products>(call, block, tile, keys, depth, factor, scratch);
 
@@ -206,8 +209,9 @@ template <class Products>
 inline void add_tiles(const Call& call, const RowBlock& block, int depth, const KeyGradients& sums,
                       Bfloat16BackwardScratch& scratch) {
   Products::begin();
+  ProgramRun run;
   for (std::int64_t begin = block.key_begin; begin < block.key_end; begin += block_kv) {
-    const Tile tile(call, block, begin);
+    const Tile tile(call, block, begin, block_kv, run.at(call, block, begin, block.key_end));
     if (tile.seen == Seen::none) continue;
     const PackedPair packed(call, block.batch, block.kv_head, begin / block_kv);
     backward_tile_bfloat16<Products>(call, block, tile, packed, depth, sums, scratch);

@@ -88,7 +88,7 @@ struct GradientTile {
                              FloatRows K, FloatRows V, NextTile* next, ProgramTerms terms) {
     const int lanes = block.lanes();
     score_tile(call, block, tile, K, rows.Qt, P, derivative, next, terms);
-    const int step = diagonal_step(block, tile);
+    const int step = diagonal_step(tile);
     for (int key = 0; key < tile.count; key += step)
       multiply_keys(block, tile, key, smaller(tile.count - key, step), V, rows.dOt, call.head_dim_v, dS);
     if (call.dropout) dropout_factors(call, block, tile, keep);

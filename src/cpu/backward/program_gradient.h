@@ -5,6 +5,7 @@
 // each tensor, and with it the unit in which sums cannot overflow; the second adds; the third converts.
 
 #include "cpu/backward/gradient.h"
+#include "cpu/tile/program.h"
 
 namespace flash_attention::cpu {
 namespace {
@@ -41,7 +42,7 @@ inline void for_each_term(const Call& call, std::int64_t item, ProgramScratch& s
     const FloatRows K = key_rows(call, block, call.k, begin, tile.count, call.head_dim, false, scratch.K);
     const FloatRows V = key_rows(call, block, call.v, begin, tile.count, call.head_dim_v, false, scratch.V);
     scratch.tile.compute_after_program(call, block, tile, scratch.rows, K, V, nullptr, {.before = scratch.before});
-    run_code(program, program.gradients, block, tile.begin, tile.count, scratch.before,
+    run_code(program, program.gradients, block.program_rows(), tile.begin, tile.count, scratch.before,
              [&](int v, int first, int keys, auto result) {
                const int lanes = smaller(block.rows - v * vector_lanes, vector_lanes);
                for (int key = 0; key < keys; ++key) {

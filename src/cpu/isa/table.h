@@ -9,6 +9,7 @@
 #include "cpu/ladder/c2_simd.h"
 #include "cpu/ladder/c3_threads.h"
 #include "cpu/prefill/standard.h"
+#include "cpu/tile/program_scores.h"
 
 namespace flash_attention::cpu {
 namespace {
@@ -80,6 +81,7 @@ constexpr KernelTable make_table() {
                             {dbias_items, dbias}},
       .ladder_simd = {{c2_simd::items, c2_simd::attention}},
       .ladder_threads = {{c3_threads::items, c3_threads::attention}},
+      .program = {hide_by_program, change_by_program},
       .scratch_bytes = largest(largest(largest(sizeof(PrefillScratch), sizeof(DecodeScratch)),
                                        largest(sizeof(DbiasScratch), sizeof(ProgramScratch))),
                                largest(sizeof(BackwardScratch), sizeof(BackwardDecodeScratch))),

@@ -101,8 +101,9 @@ inline void forward_bfloat16(const Call& call, std::int64_t item_idx, void* memo
   gather_pairs(call, block, call.q, call.head_dim, round_up(call.head_dim, 32), scratch.Q);
   scratch.statistics.reset();
   for (int i = 0; i < round_up(call.head_dim_v, 16) * block.lanes(); ++i) scratch.O[i] = 0;
+  ProgramRun run;
   for (std::int64_t begin = block.key_begin; begin < block.key_end; begin += block_kv) {
-    const Tile tile(call, block, begin);
+    const Tile tile(call, block, begin, block_kv, run.at(call, block, begin, block.key_end));
     if (tile.seen == Seen::none) continue;
     if (call.packs_keys) {
       attend_packed<Products>(call, block, tile, scratch);

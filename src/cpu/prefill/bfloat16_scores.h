@@ -184,12 +184,13 @@ inline bool probabilities(const Call& call, const RowBlock& block, const Tile& t
                                             .lanes = lanes});
   float factor = query_factor(call);
   const bool plain = call.softcap == 0 && call.bias.data == nullptr && call.alibi_slopes == nullptr;
-  if (!plain || !(factor > 0)) {  // else -inf stays what it is when the softmax multiplies it
+  if (plain && factor > 0 && !call.has_score_program()) {
+    hide_scores(block, tile, scratch.S);  // -inf stays what it is when the softmax multiplies it
+  } else {
     for (int i = 0; i < tile.count * lanes; i += vector_lanes) store(scratch.S + i, load(scratch.S + i) * factor);
-    modify_scores(call, block, tile, scratch.S);
+    finish_scores(call, block, tile, scratch.S);
     factor = 1;
   }
-  hide_scores(call, block, tile, scratch.S);
   for (int i = tile.count * lanes; i < keys * lanes; i += vector_lanes) store(scratch.S + i, splat(-infinity));
   const bool moved = softmax_pairs<Products>(block, keys, factor, scratch);
   if (call.dropout) drop_and_pack<Products>(call, block, tile, keys, scratch);

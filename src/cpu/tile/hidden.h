@@ -92,9 +92,10 @@ inline void add_to_lanes(const RowBlock& block, const Tile& tile, FloatRows rows
                                           .factor = factor == nullptr ? nullptr : factor + lane});
   };
   if (apart_by_vectors(block, tile)) {
-    for (int v = 0; v < block.vectors; ++v) {
-      const KeysOfVector keys(block, tile, v);
-      add(v, 1, keys.first, keys.count);
+    for (int v = 0, next; v < block.vectors; v = next) {
+      const KeyRange keys = tile.seen_by[v];
+      for (next = v + 1; next < block.vectors && tile.seen_by[next] == keys;) ++next;
+      add(v, next - v, keys.first, keys.count());
     }
   } else {
     add(0, block.vectors, 0, tile.count);

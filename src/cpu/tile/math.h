@@ -39,6 +39,13 @@ FLASH_ATTENTION_INLINE Vec tanh(Vec x) {
   return (Vec)((Uint)result | ((Uint)x & 0x80000000u));
 }
 
+/// A bias or a program's score in units of log2(e): finite ones stay so.
+FLASH_ATTENTION_INLINE Vec scaled_bias(Vec bias) {
+  constexpr float largest = 2.3e38f;
+  const Vec bounded = select(bias < -largest, splat(-largest), select(bias > largest, splat(largest), bias));
+  return select(absolute(bias) == infinity, bias, bounded) * log2_e;
+}
+
 /// 2^x of one number, for what is done once a row.
 inline float exp2_one(float x) { return exp2(splat(x))[0]; }
 

@@ -45,7 +45,7 @@ FLASH_ATTENTION_INLINE std::int32_t floor_remainder(std::int32_t x, std::int32_t
 /// Runs a code for the rows of one vector of lanes.
 struct Interpreter {
   const ProgramView& program;
-  const RowBlock& block;
+  const ProgramRows& rows;
   const int v;  // the vector of lanes
   float (*slots)[program_keys * vector_lanes];
 
@@ -110,10 +110,11 @@ struct Interpreter {
     for (int key = 0; key < keys; ++key) {
       const Int place = offset(step, tensor, key);
       float* result = to(step, key);
-      for (int lane = 0; lane < vector_lanes; ++lane) {
+      for (int lane = 0; lane < (step.uniform ? 1 : vector_lanes); ++lane) {
         const auto value = get(tensor.data, place[lane]);
         __builtin_memcpy(result + lane, &value, 4);
       }
+      if (step.uniform) store(result, splat(result[0]));
     }
   }
 
@@ -160,11 +161,11 @@ inline void Interpreter::run(const Instruction& step) const {
       for (int key = 0; key < keys; ++key) store(to(step, key), load(score + key * score_stride));
       return;
     case Op::b:
-      return fill(step, (Vec)(Int{} + static_cast<std::int32_t>(block.batch)));
+      return fill(step, (Vec)(Int{} + static_cast<std::int32_t>(rows.batch)));
     case Op::h:
-      return fill(step, (Vec)load(block.head + v * vector_lanes));
+      return fill(step, (Vec)load(rows.heads + v * vector_lanes));
     case Op::i:
-      return fill(step, (Vec)load(block.query + v * vector_lanes));
+      return fill(step, (Vec)load(rows.queries + v * vector_lanes));
     case Op::j:
       for (int key = 0; key < keys; ++key) store_int(to(step, key), Int{} + (first_key + key));
       return;
@@ -265,15 +266,15 @@ inline void Interpreter::run(const Instruction& step) const {
 /// Calls use(v, first, keys, result) for the parts of a tile; result(n, key) is where a vector of result n of a key is.
 /// S [keys][lanes]: the score that the code reads.
 template <class Use>
-inline void run_code(const ProgramView& program, const Code& code, const RowBlock& block, std::int64_t begin, int count,
+inline void run_code(const ProgramView& program, const Code& code, const ProgramRows& rows, std::int64_t begin, int count,
                      const float* S, Use use) {
   alignas(64) float slots[program_slots][program_keys * vector_lanes];
-  for (int v = 0; v < block.vectors; ++v) {
-    Interpreter interpreter{.program = program, .block = block, .v = v, .slots = slots};
+  for (int v = 0; v < rows.lanes / vector_lanes; ++v) {
+    Interpreter interpreter{.program = program, .rows = rows, .v = v, .slots = slots};
     interpreter.run(code.instructions, code.num_fixed);
     for (int first = 0; first < count; first += program_keys) {
-      interpreter.score = S + (first * block.vectors + v) * vector_lanes;
-      interpreter.score_stride = block.lanes();
+      interpreter.score = S + first * rows.lanes + v * vector_lanes;
+      interpreter.score_stride = rows.lanes;
       interpreter.first_key = static_cast<std::int32_t>(begin + first);
       interpreter.keys = smaller(program_keys, count - first);
       interpreter.run(code.instructions + code.num_fixed, code.count - code.num_fixed);

@@ -94,6 +94,8 @@ struct RowBlock {
 
   int lanes() const { return vectors * vector_lanes; }
 
+  ProgramRows program_rows() const { return {batch, head, query, lanes()}; }
+
   /// The same rows of another key head.
   void move_to(const Call& call, int other_kv_head) {
     const int heads = (other_kv_head - kv_head) * call.group;

@@ -7,7 +7,6 @@
 #include "cpu/tile/lanes.h"
 #include "cpu/tile/math.h"
 #include "cpu/tile/multiply.h"
-#include "cpu/tile/program_scores.h"
 #include "cpu/tile/tile.h"
 
 namespace flash_attention::cpu {
@@ -115,23 +114,20 @@ inline void modify_scores(const Call& call, const RowBlock& block, const Tile& t
 }
 
 /// Hides what is not seen.
-inline void hide_scores(const Call& call, const RowBlock& block, const Tile& tile, float* S) {
+inline void hide_scores(const RowBlock& block, const Tile& tile, float* S) {
   if (tile.seen == Seen::all) return;
   apply_range(block, tile, S);
   if (tile.mask.hides) apply_mask(block, tile, S);
-  if constexpr (!only_bfloat16) {
-    if (tile.program_hides) apply_mask_program(call, block, tile, S);
-  }
 }
 
 /// All of it. S[tile.count][block.lanes()].
 inline void finish_scores(const Call& call, const RowBlock& block, const Tile& tile, float* S, float* derivative = nullptr,
                           ProgramTerms terms = {}) {
   modify_scores(call, block, tile, S, derivative);
-  if constexpr (!only_bfloat16) {
-    if (call.has_score_program()) apply_score_program(call, block, tile, S, terms);
+  if (call.has_score_program()) {
+    call.program->runner.change(*call.program, block.program_rows(), tile.begin, tile.count, S, terms);
   }
-  hide_scores(call, block, tile, S);
+  hide_scores(block, tile, S);
 }
 
 /// S = K Q^T of a tile, finished. Qt [head_dim][lanes] holds query_factor * Q. A next tile is prefetched in between: all at
@@ -139,7 +135,7 @@ inline void finish_scores(const Call& call, const RowBlock& block, const Tile& t
 inline void score_tile(const Call& call, const RowBlock& block, const Tile& tile, FloatRows K, const float* Qt, float* S,
                        float* derivative = nullptr, NextTile* next = nullptr, ProgramTerms terms = {}) {
   const bool asks = next != nullptr && next->is_wanted();
-  const int step = asks ? 8 : diagonal_step(block, tile);  // keys
+  const int step = asks ? 8 : diagonal_step(tile);  // keys
   for (int key = 0; key < tile.count; key += step) {
     for (int i = 0; asks && i < step; ++i) next->prefetch_keys(), next->prefetch_values();
     multiply_keys(block, tile, key, smaller(tile.count - key, step), K, Qt, call.head_dim, S);

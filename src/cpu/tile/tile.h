@@ -30,45 +30,71 @@ struct Tile {
   std::int64_t begin;
   int count;
   Seen seen;
-  bool weighted;               // every row has a say in every key: nothing is hidden, nothing dropped
-  bool program_hides = false;  // the program hides some of it
-  MaskBits mask;               // what the masks show
+  bool weighted;                    // every row has a say in every key: nothing is hidden, nothing dropped
+  bool has_diagonal = false;        // some vector of lanes sees fewer of the keys than there are
+  MaskBits mask;                    // what the masks and the program show
+  KeyRange seen_by[block_vectors];  // where it has a diagonal: the keys that some lane of a vector sees
 
   /// around: the program's class of keys that hold these.
   Tile(const Call& call, const RowBlock& block, std::int64_t first, int most = block_kv,
        ProgramTile around = ProgramTile::edge)
       : begin(first), count(static_cast<int>(smaller<std::int64_t>(most, block.key_end - first))) {
-    seen = begin >= block.full_begin && begin + count <= block.full_end ? Seen::all : Seen::some;
-    const Seen through_masks = mask.read(call, block, begin, count);
-    seen = through_masks == Seen::all ? seen : through_masks;
+    seen = through(class_of_range(block), mask.read(call, block, begin, count));
     if (around == ProgramTile::hidden) seen = Seen::none;
     if (call.has_mask_program() && seen != Seen::none && around == ProgramTile::edge) ask_program(call, block);
-    weighted = seen == Seen::all && !call.dropout && !call.has_score_program();  // a score of -inf is hidden
+    finish(call, block);
   }
 
-  /// Without the keys at its ends that masks hide from all rows: a document seldom begins or ends with a tile.
+  /// Without the keys at its ends that no row sees: a document seldom begins or ends with a tile.
   Tile trimmed(const Call& call, const RowBlock& block) const {
     constexpr int unit = 16;  // dropout's bits come in groups of 16 keys
-    int first = 0, last = count;
-    while (last - first > unit && hides(call, block, first, first + unit)) first += unit;
-    while (last - first > unit && hides(call, block, (last - 1) / unit * unit, last)) last = (last - 1) / unit * unit;
-    return Tile(call, block, begin + first, last - first);
+    KeyRange any{count, 0};
+    for (int v = 0; v < block.vectors; ++v) {
+      if (seen_by[v].count() == 0) continue;
+      any = {smaller(any.first, seen_by[v].first), larger(any.last, seen_by[v].last)};
+    }
+    Tile part = *this;
+    if (any.count() == 0) {  // each mask alone hides something else
+      part.seen = Seen::none;
+      return part;
+    }
+    any = {any.first / unit * unit, smaller(round_up(any.last, unit), count)};
+    part.begin += any.first;
+    part.count = any.count();
+    part.mask.drop(block, any.first, any.last);
+    const Seen left = part.mask.what_is_left(block, part.count);
+    part.mask.hides = left != Seen::all;
+    part.seen = through(part.class_of_range(block), left);
+    part.finish(call, block);
+    return part;
   }
 
   /// Whether there may be such keys. Invariant calls have the tiles that every block of rows has.
-  bool has_edges(const Call& call) const { return !call.invariant && seen == Seen::some && (mask.hides || program_hides); }
+  bool has_edges(const Call& call) const { return !call.invariant && has_diagonal && mask.hides; }
 
  private:
-  /// Whether masks hide the keys [from, to) of the tile from all rows.
-  bool hides(const Call& call, const RowBlock& block, int from, int to) const {
-    if (mask.hides && mask.hides_all(block, from, to)) return true;
-    return program_hides && program_class(call, block, begin + from, begin + to) == ProgramTile::hidden;
+  Seen class_of_range(const RowBlock& block) const {
+    return begin >= block.full_begin && begin + count <= block.full_end ? Seen::all : Seen::some;
   }
 
   void ask_program(const Call& call, const RowBlock& block) {
-    const ProgramTile class_of_tile = program_class(call, block, begin, begin + count);
-    program_hides = class_of_tile == ProgramTile::edge;
-    if (class_of_tile != ProgramTile::open) seen = program_hides ? Seen::some : Seen::none;
+    const ProgramTile asked = program_class(call, block, begin, begin + count);
+    if (asked == ProgramTile::hidden) seen = Seen::none;
+    if (asked == ProgramTile::edge) seen = through(seen, mask.read_program(call, block, begin, count));
+  }
+
+  void finish(const Call& call, const RowBlock& block) {
+    weighted = seen == Seen::all && !call.dropout && !call.has_score_program();  // a score of -inf is hidden
+    has_diagonal = false;
+    if (seen != Seen::some) return;
+    const auto in_tile = [&](std::int64_t key) {
+      return static_cast<int>(smaller<std::int64_t>(larger<std::int64_t>(key - begin, 0), count));
+    };
+    for (int v = 0; v < block.vectors; ++v) {
+      seen_by[v] = {in_tile(block.vector_begin[v]), in_tile(block.vector_end[v])};
+      if (mask.hides) seen_by[v] = mask.seen_by(v, seen_by[v]);
+      has_diagonal = has_diagonal || seen_by[v].count() < count;
+    }
   }
 };
 
@@ -81,22 +107,17 @@ inline bool all_hidden(const Call& call, const BlockList& blocks, std::int64_t b
   return true;
 }
 
-/// What a mask program says of several tiles at once, for each block: most are hidden or open together.
+/// What a mask program says of several tiles at once, for a block: most are hidden or open together.
 struct ProgramRun {
-  static constexpr std::int64_t keys = 8 * block_kv;
-  ProgramTile seen[max_blocks] = {};
+  static constexpr std::int64_t keys = 8 * plan::cpu_block_kv;
   std::int64_t end = 0;
-  bool hidden = false;  // from all blocks
+  ProgramTile seen = ProgramTile::edge;
 
-  /// Asked for the tiles from `begin` on. Without a program nothing is known.
-  void move_to(const Call& call, const BlockList& blocks, std::int64_t begin) {
-    if (begin < end) return;
-    end = smaller(begin + keys, blocks.key_end);
-    hidden = call.has_mask_program();
-    for (int b = 0; b < blocks.count; ++b) {
-      seen[b] = call.has_mask_program() ? program_class(call, blocks[b], begin, end) : ProgramTile::edge;
-      hidden = hidden && seen[b] == ProgramTile::hidden;
-    }
+  /// Of the tiles from `begin` on; without a program nothing is known.
+  ProgramTile at(const Call& call, const RowBlock& block, std::int64_t begin, std::int64_t key_end) {
+    if (begin < end || !call.has_mask_program()) return seen;
+    end = smaller(begin + keys, key_end);
+    return seen = program_class(call, block, begin, end);
   }
 };
 
@@ -116,11 +137,14 @@ template <typename Scratch, typename Visit>
 FLASH_ATTENTION_INLINE void for_tiles(const Call& call, const BlockList& blocks, bool whole_values, Scratch& scratch,
                                       Visit visit) {
   const bool asks = blocks_per_head(call) <= plan::cpu_blocks_of_a_head && exceeds_cache(call);
-  ProgramRun run;
+  ProgramRun runs[max_blocks];
   for (std::int64_t begin = blocks.key_begin; begin < blocks.key_end; begin += block_kv) {
     const int count = static_cast<int>(smaller<std::int64_t>(block_kv, blocks.key_end - begin));
-    run.move_to(call, blocks, begin);
-    if (run.hidden || all_hidden(call, blocks, begin, count)) continue;
+    bool hidden = true;
+    for (int b = 0; b < blocks.count; ++b) {
+      hidden = (runs[b].at(call, blocks[b], begin, blocks.key_end) == ProgramTile::hidden) && hidden;
+    }
+    if (hidden || all_hidden(call, blocks, begin, count)) continue;
     const FloatRows V = key_rows(call, blocks[0], call.v, begin, count, call.head_dim_v, whole_values, scratch.V);
     const FloatRows K = keys_of_tile(call, blocks[0], V, begin, count, scratch);
     const std::int64_t after = begin + count, end = asks ? smaller(after + block_kv, blocks.key_end) : after;
@@ -128,7 +152,7 @@ FLASH_ATTENTION_INLINE void for_tiles(const Call& call, const BlockList& blocks,
     for (int b = 0; b < blocks.count; ++b) {
       const RowBlock& block = blocks[b];
       if (begin >= block.key_end || begin + count <= block.key_begin) continue;
-      const Tile tile(call, block, begin, count, run.seen[b]);
+      const Tile tile(call, block, begin, count, runs[b].seen);
       if (tile.seen == Seen::none) continue;
       if (!tile.has_edges(call)) {
         visit(b, tile, K, V, next);

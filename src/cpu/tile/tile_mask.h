@@ -72,6 +72,14 @@ inline Seen unit_class(const Call& call, const RowBlock& block, std::int64_t beg
   return result;
 }
 
+/// Keys [first, last) of a tile.
+struct KeyRange {
+  int first = 0, last = 0;
+
+  int count() const { return larger(last - first, 0); }
+  bool operator==(const KeyRange&) const = default;
+};
+
 /// Bit j of keys[w][lane] is key 32 * w + j of a tile.
 struct MaskBits {
   alignas(64) std::uint32_t keys[block_kv / 32][block_q];
@@ -95,11 +103,55 @@ struct MaskBits {
     return what_is_left(block, count);
   }
 
-  /// Whether no row sees any of the keys [from, to), which are in one word.
-  bool hides_all(const RowBlock& block, int from, int to) const {
-    std::uint32_t any = 0;
-    for (int lane = 0; lane < block.rows; ++lane) any |= keys[from / 32][lane];
-    return (any >> from % 32 & (0xffffffffu >> (32 - (to - from)))) == 0;
+  /// Hides what the program hides. What is left?
+  Seen read_program(const Call& call, const RowBlock& block, std::int64_t begin, int count) {
+    if (!hides) fill(block, count, 0xffffffffu);
+    call.program->runner.hide(*call.program, block.program_rows(), begin, count, keys[0], block_q);
+    const Seen left = what_is_left(block, count);
+    hides = left != Seen::all;
+    return left;
+  }
+
+  Seen what_is_left(const RowBlock& block, int count) const {
+    std::uint32_t any = 0, hidden = 0;
+    for (int w = 0; 32 * w < count; ++w) {
+      const std::uint32_t there = 0xffffffffu >> (32 - smaller(count - 32 * w, 32));
+      for (int lane = 0; lane < block.rows; ++lane) any |= keys[w][lane] & there, hidden |= ~keys[w][lane] & there;
+    }
+    return any == 0 ? Seen::none : hidden == 0 ? Seen::all : Seen::some;
+  }
+
+  /// The keys of `range` that some lane of a vector sees, and those between them.
+  KeyRange seen_by(int v, KeyRange range) const {
+    const auto sees = [&](int word) {
+      std::uint32_t any = 0;
+      for (int lane = v * vector_lanes; lane < (v + 1) * vector_lanes; ++lane) any |= keys[word][lane];
+      return any;
+    };
+    while (range.count() > 0) {
+      const std::uint32_t left = sees(range.first / 32) & (0xffffffffu << range.first % 32);
+      range.first = left != 0 ? range.first / 32 * 32 + __builtin_ctz(left) : (range.first / 32 + 1) * 32;
+      if (left != 0) break;
+    }
+    while (range.count() > 0) {
+      const int key = range.last - 1;
+      const std::uint32_t left = sees(key / 32) & (0xffffffffu >> (31 - key % 32));
+      range.last = key / 32 * 32 + (left != 0 ? 32 - __builtin_clz(left) : 0);
+      if (left != 0) break;
+    }
+    return range;
+  }
+
+  /// Without the first keys of `count`.
+  void drop(const RowBlock& block, int keys_dropped, int count) {
+    const int words = keys_dropped / 32, bits = keys_dropped % 32, last = (count - 1) / 32;
+    for (int w = 0; w + words <= last; ++w) {
+      const bool more = bits != 0 && w + words < last;
+      for (int lane = 0; lane < block.lanes(); ++lane) {
+        const std::uint32_t above = more ? keys[w + words + 1][lane] << (32 - bits) : 0;
+        keys[w][lane] = (keys[w + words][lane] >> bits) | above;
+      }
+    }
   }
 
   void hide_all(const RowBlock& block, int count) {
@@ -171,15 +223,6 @@ struct MaskBits {
         if (row[(begin + key) / call.mask_block_kv] == 0) keys[key / 32][lane] &= ~(1u << key % 32);
       }
     }
-  }
-
-  Seen what_is_left(const RowBlock& block, int count) const {
-    std::uint32_t any = 0, hidden = 0;
-    for (int w = 0; 32 * w < count; ++w) {
-      const std::uint32_t there = 0xffffffffu >> (32 - smaller(count - 32 * w, 32));
-      for (int lane = 0; lane < block.rows; ++lane) any |= keys[w][lane] & there, hidden |= ~keys[w][lane] & there;
-    }
-    return any == 0 ? Seen::none : hidden == 0 ? Seen::all : Seen::some;
   }
 };
 

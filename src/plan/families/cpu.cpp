@@ -135,6 +135,7 @@ std::string reject_forward_bfloat16(const Problem& problem, const DeviceInfo& de
 
 std::string reject_backward_bfloat16(const Problem& problem, const DeviceInfo& device) {
   if (problem.bias.present) return "takes no bias";
+  if (problem.program_gradients != 0) return "has no gradients of a program's tensors";
   return reject_bfloat16(problem, device, cpu_bfloat16_min_rows);
 }
 
@@ -311,6 +312,7 @@ constexpr std::array<KernelEntry, 8> entries{{
      .left_padding = true,
      .hidden_rows = true,
      .block_mask = true,
+     .programs = true,
      .reject = reject_forward_bfloat16,
      .lay_out = lay_out_bfloat16},
     {.name = "cpu/decode",
@@ -344,10 +346,11 @@ constexpr std::array<KernelEntry, 8> entries{{
     {.name = "cpu/bfloat16",
      .pass = Pass::backward,
      .device = DeviceKind::cpu,
-     .requirements = "AMX or AVX512-BF16; bfloat16; head dimensions that are multiples of 8; no bias; at least 17 query "
-                     "rows of a key head and 17 keys",
+     .requirements = "AMX or AVX512-BF16; bfloat16; head dimensions that are multiples of 8; no bias, no "
+                     "gradients of a program's tensors; at least 17 query rows of a key head and 17 keys",
      .hidden_rows = true,
      .block_mask = true,
+     .programs = true,
      .reject = reject_backward_bfloat16,
      .lay_out = lay_out_backward_bfloat16},
     {.name = "cpu/decode",

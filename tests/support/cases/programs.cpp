@@ -157,7 +157,7 @@ Data make_data(const Problem& p, unsigned seed) {
     std::vector<float> values(static_cast<std::size_t>(count));
     for (float& value : values) {
       value = normal(random);
-      if (p.dtype == Dtype::float16) value = static_cast<float>(from_float16(to_float16(value)));
+      value = static_cast<float>(round_to(p.dtype, value));
     }
     return values;
   };
@@ -316,18 +316,20 @@ ProgramResults run_program(const Problem& problem, const RandomProgram& random, 
     data.k[static_cast<std::size_t>(n)] = std::numeric_limits<float>::quiet_NaN();
     data.v[static_cast<std::size_t>(n)] = std::numeric_limits<float>::infinity();
   }
-  const bool narrow = problem.dtype == Dtype::float16;
+  const bool narrow = problem.dtype != Dtype::float32, half = problem.dtype == Dtype::float16;
   const auto stored = [&](const std::vector<float>& values) {
     std::vector<float> memory(values.size() + 4);  // 16 bits an element take half of it
     if (!narrow) return std::copy(values.begin(), values.end(), memory.begin()), memory;
     auto* to = reinterpret_cast<std::uint16_t*>(memory.data());
-    for (std::size_t n = 0; n < values.size(); ++n) to[n] = to_float16(values[n]);
+    for (std::size_t n = 0; n < values.size(); ++n) to[n] = half ? to_float16(values[n]) : to_bfloat16(values[n]);
     return memory;
   };
   const auto loaded = [&](const std::vector<float>& memory) {
     std::vector<double> values(memory.size() - 4);
     const auto* from = reinterpret_cast<const std::uint16_t*>(memory.data());
-    for (std::size_t n = 0; n < values.size(); ++n) values[n] = narrow ? from_float16(from[n]) : memory[n];
+    for (std::size_t n = 0; n < values.size(); ++n) {
+      values[n] = half ? from_float16(from[n]) : narrow ? from_bfloat16(from[n]) : memory[n];
+    }
     return values;
   };
   std::vector<float> q = stored(data.q), k = stored(data.k), v = stored(data.v), dout = stored(data.dout);
@@ -341,6 +343,7 @@ ProgramResults run_program(const Problem& problem, const RandomProgram& random, 
   Problem described = problem;
   random.describe(described);
   const auto run = [&](Pass pass) {
+    if (kernels.call) return kernels.call(described, pass, buffers);
     Options with = options;
     with.kernel = pass == Pass::forward ? kernels.forward : kernels.backward;
     const std::size_t bytes = workspace_bytes(described, pass, with);

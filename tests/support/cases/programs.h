@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -31,13 +32,14 @@ struct RandomProgram {
   bool visible(std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t j) const;
 };
 
-/// Forward and backward of a dense problem with a program, float32 or float16, on a device and in fp64.
+/// Forward and backward of a dense problem with a program, on a device and in fp64.
 struct ProgramResults {
   std::vector<double> out, lse, dq, dk, dv, dreals;
 };
 struct KernelPair {
   std::string forward{}, backward{};  // "": the planner's choice
   int poison = 0;                     // keys j with j % poison = 0 are NaN, and their values Inf; 0: none
+  std::function<void(const Problem&, Pass, const Buffers&)> call{};  // in the place of a pass; empty: none
 };
 ProgramResults run_program(const Problem& problem, const RandomProgram& random, const Options& options, unsigned seed,
                            const KernelPair& kernels = {});
