@@ -7,7 +7,8 @@ from contextlib import nullcontext
 import torch
 
 FLUSH_BYTES = 256 << 20  # more than any L2 of today
-SLEEP_CYCLES = 8_000_000  # the GPU waits this long while the CPU queues the samples, so launches are never timed
+SLEEP_CYCLES = 8_000_000  # the GPU waits this long while the CPU queues the samples, so launches are not timed
+MOST_SLEEP_CYCLES = 64 * SLEEP_CYCLES
 QUEUED = 20  # samples while it waits
 TURNS, PAUSE_SECONDS = 5, 0.01
 LONG_SECONDS = 0.05
@@ -27,6 +28,7 @@ class Timer:
         self.device, self.seconds, self.warmup_seconds, self.graph = device, seconds, warmup_seconds, graph
         self.flush = torch.empty(FLUSH_BYTES // 4, dtype=torch.int32, device="cuda") if device == "cuda" else None
         self.side = torch.cuda.Stream() if graph else None
+        self.sleep_cycles = SLEEP_CYCLES
 
     def __call__(self, call):
         return self.in_turn([self.warmed(call)])[0]
@@ -96,17 +98,27 @@ class Timer:
         return found
 
     def queued(self, calls, turns, samples):
-        """One sample of calls[i] for every i of turns, queued while the GPU waits."""
-        events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in turns]
-        torch.cuda._sleep(SLEEP_CYCLES)
-        for turn, (begin, end) in zip(turns, events, strict=True):
-            self.flush.zero_()
-            begin.record()
-            calls[turn][0]()
-            end.record()
-        torch.cuda.synchronize()
-        for turn, (begin, end) in zip(turns, events, strict=True):
-            samples[turn].append(begin.elapsed_time(end))
+        """One sample of calls[i] for every i of turns, queued while the GPU waits. Where it has come to a sample before
+        that was queued to its end, the sample is one of the host: it is taken again, behind a longer wait."""
+        while turns:
+            events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in turns]
+            torch.cuda._sleep(self.sleep_cycles)
+            too_late = []
+            for turn, (begin, end) in zip(turns, events, strict=True):
+                self.flush.zero_()
+                begin.record()
+                calls[turn][0]()
+                end.record()
+                too_late.append(begin.query())
+            torch.cuda.synchronize()
+            if self.sleep_cycles == MOST_SLEEP_CYCLES:  # a call that waits for the GPU itself, or a host that is stuck
+                too_late = [False] * len(turns)
+            for turn, (begin, end), late in zip(turns, events, too_late, strict=True):
+                if not late:
+                    samples[turn].append(begin.elapsed_time(end))
+            turns = [turn for turn, late in zip(turns, too_late, strict=True) if late]
+            if turns:
+                self.sleep_cycles = min(2 * self.sleep_cycles, MOST_SLEEP_CYCLES)
 
 
 def schedule(counts):

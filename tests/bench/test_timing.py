@@ -58,6 +58,70 @@ def test_who_takes_turns_with_whom(alone, monkeypatch):
     )
 
 
+class SlowHost:
+    """A GPU with a queue, and a host that takes its time to fill it: the clock of both is the host's."""
+
+    def __init__(self, monkeypatch):
+        self.now, self.free, self.cycles = 0.0, 0.0, []  # seconds; when the GPU has done what is queued
+        gpu = self
+
+        class Event:
+            def __init__(self, **unused):
+                self.time = None
+
+            def record(self):
+                self.time = gpu.free = max(gpu.free, gpu.now)
+
+            def query(self):
+                return self.time <= gpu.now
+
+            def elapsed_time(self, other):
+                return (other.time - self.time) * 1e3
+
+        monkeypatch.setattr(timing.torch.cuda, "Event", Event)
+        monkeypatch.setattr(timing.torch.cuda, "_sleep", self.sleep)
+        monkeypatch.setattr(timing.torch.cuda, "synchronize", lambda: setattr(self, "now", max(self.now, self.free)))
+
+    def sleep(self, cycles):
+        self.cycles.append(cycles)
+        self.run(0, cycles / 2e9)
+
+    def run(self, host, gpu):
+        self.now += host
+        self.free = max(self.free, self.now) + gpu
+
+    def zero_(self):
+        self.run(5e-6, 5e-5)
+
+
+def timer_of(gpu):
+    timer = timing.Timer("cpu")
+    timer.flush = gpu
+    return timer
+
+
+@pytest.mark.parametrize("host", [1e-5, 3e-4, 2e-3])
+def test_launches_are_never_timed(host, monkeypatch):
+    """Whatever the host takes for a call, a sample is what the GPU takes."""
+    gpu = SlowHost(monkeypatch)
+    calls = [(lambda: gpu.run(host, 1e-4), 1e-4), (lambda: gpu.run(1e-5, 2e-4), 2e-4)]
+    slow, other = timer_of(gpu).in_turn(calls)
+    assert slow["p10"] == slow["p90"] == pytest.approx(0.1)
+    assert other["p10"] == other["p90"] == pytest.approx(0.2)
+    assert slow["samples"] == other["samples"] == 200
+
+
+def test_a_call_that_waits_for_the_gpu_is_timed_all_the_same(monkeypatch):
+    gpu = SlowHost(monkeypatch)
+
+    def call():
+        gpu.run(1e-5, 1e-4)
+        gpu.now = max(gpu.now, gpu.free)
+
+    (found,) = timer_of(gpu).in_turn([(call, 0.05)])
+    assert found["samples"] == 5 and max(gpu.cycles) == timing.MOST_SLEEP_CYCLES
+
+
 def test_summary_is_median_and_deciles():
     found = timing.summary([float(i) for i in range(101)])
     assert (found["ms"], found["p10"], found["p90"], found["samples"]) == (50.0, 10.0, 90.0, 101)
