@@ -100,7 +100,12 @@ def test_overhead(run_here, monkeypatch):
     assert done.returncode == 0, done.stderr
     for name in ("attention()", "flash_attn_func()", "attention() and its backward", "backward of torch's"):
         assert name in done.stdout
-    assert all(float(line[40:].split()[0]) > 0 for line in done.stdout.splitlines())
+    assert all(float(line[60:].split()[0]) > 0 for line in done.stdout.splitlines())
+    monkeypatch.setattr(overhead.peer, "compiled", lambda: overhead.torch_flex.flex_attention)  # to compile takes a minute
+    done = run_here("benchmark_overhead.py", "--device", "cpu", "--programs", "--seq", "64", "--heads", "1")
+    assert done.returncode == 0, done.stderr
+    for name in ("documents: flex_attention()", "neighbours: torch's, compiled", "relative bias: flex_attention() and its"):
+        assert name in done.stdout
 
 
 def test_decode(run, run_here, tmp_path):
