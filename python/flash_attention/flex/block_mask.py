@@ -3,6 +3,8 @@
 import torch
 from torch.nn.attention import flex_attention as torch_flex
 
+from flash_attention.flex import torch_mask
+
 _ONE_BLOCK_FOR_ALL = 1 << 30
 
 
@@ -77,7 +79,7 @@ def mask_mods_of(block_mask):
         return [block_mask.mask_mod]
     if not hasattr(block_mask, "kv_num_blocks"):
         raise TypeError(f"block_mask: expected a BlockMask, got {type(block_mask).__name__}")
-    return [_blocks_of(block_mask)]
+    return [torch_mask.mask_mod_of(block_mask)]
 
 
 def as_program(block_mask, mask_mod, query, key, layout):
@@ -107,29 +109,3 @@ def check_sizes(block_mask, query, key):
         whole_blocks = hasattr(block_mask, "kv_num_blocks") and got == -(-needed // block) * block  # from_kv_blocks
         if got is not None and got != needed and not whole_blocks:
             raise ValueError(f"block_mask: was made for {name} {got}; this call needs {needed}: make one of that size")
-
-
-def _blocks_of(block_mask):
-    """A torch BlockMask: a key is visible in a full block, and in a partial one where mask_mod shows it."""
-    rows, keys = block_mask.BLOCK_SIZE
-    partial = _table(block_mask.kv_num_blocks, block_mask.kv_indices)
-    full = None
-    if getattr(block_mask, "full_kv_num_blocks", None) is not None:
-        full = _table(block_mask.full_kv_num_blocks, block_mask.full_kv_indices)
-    batches, heads = partial.shape[:2]
-    inner = block_mask.mask_mod
-
-    def mask_mod(b, h, i, j):
-        at = (b if batches > 1 else 0, h if heads > 1 else 0, i // rows, j // keys)
-        visible = partial[at] & inner(b, h, i, j) if inner is not None else partial[at]
-        return visible if full is None else visible | full[at]
-
-    return mask_mod
-
-
-def _table(num_blocks, indices):
-    """bool [B, H, row blocks, key blocks] from counts and lists of key blocks."""
-    listed = torch.arange(indices.shape[-1], device=indices.device) < num_blocks[..., None]
-    table = torch.zeros((*indices.shape[:-1], indices.shape[-1] + 1), dtype=torch.bool, device=indices.device)
-    last = indices.shape[-1]
-    return table.scatter_(-1, torch.where(listed, indices, last).long(), True)[..., :last].contiguous()

@@ -2,6 +2,7 @@
 test_flex_memory.py has, and what is remembered."""
 
 import functools
+import gc
 import math
 import time
 import types
@@ -10,6 +11,7 @@ import numpy
 import pytest
 import torch
 from flash_attention import and_masks, create_block_mask, flex_attention
+from flash_attention.flex import torch_mask
 from flash_attention.flex.program import record
 from flex_formula import dense, tensors
 
@@ -237,3 +239,36 @@ def test_a_block_mask_follows_what_its_function_sees():
     second = check()
     documents = torch.zeros(84, dtype=torch.int32)
     assert not torch.equal(check(), second)
+
+
+def test_tables_of_a_block_mask_of_torch():
+    """They are made once, and again where a field is another tensor, or was written to."""
+    torch_flex = pytest.importorskip("torch.nn.attention.flex_attention")
+    q, k, v = (tensor.detach() for tensor in tensors(rows=96, keys=96))
+    counts = torch.tensor([[[1, 2]]], dtype=torch.int32)
+    lists = torch.tensor([[[[1, 0], [1, 0]]]], dtype=torch.int32)
+    mask = torch_flex.BlockMask.from_kv_blocks(counts, lists, BLOCK_SIZE=48)
+
+    def check(mask, *shown):
+        out = flex_attention(q, k, v, block_mask=mask)
+        blocks = torch.tensor(shown).bool()
+        expected, _ = dense(q.double(), k.double(), v.double(), None, lambda b, h, i, j: blocks[i // 48, j // 48])
+        torch.testing.assert_close(out.double(), expected, rtol=0, atol=1e-5)
+
+    check(mask, [0, 1], [1, 1])
+    made = torch_mask._tables(mask)[0]
+    check(mask, [0, 1], [1, 1])
+    assert torch_mask._tables(mask)[0] is made
+    counts[0, 0, 1] = 1
+    check(mask, [0, 1], [0, 1])
+    mask.kv_indices = torch.zeros_like(lists)
+    check(mask, [1, 0], [1, 0])
+    mask.full_kv_num_blocks, mask.full_kv_indices = torch.tensor([[[0, 1]]]), torch.tensor([[[[0, 1], [1, 0]]]])
+    check(mask, [1, 0], [1, 1])
+    number = id(mask)
+    del mask
+    gc.collect()
+    assert number not in torch_mask._kept
+    with torch.inference_mode():
+        unknown = torch_flex.BlockMask.from_kv_blocks(counts.clone(), lists.clone(), BLOCK_SIZE=48)
+        assert torch_mask._tables(unknown)[0] is not torch_mask._tables(unknown)[0]
