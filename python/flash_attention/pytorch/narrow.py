@@ -38,7 +38,7 @@ def run(tensors, options, seed, offset, return_lse, q_descale, k_descale, v_desc
         raise ValueError('kernel: the textbook algorithm, "standard", takes no 8-bit tensors')
     scales = _descales(tensors, options, q_descale, k_descale, v_descale)
     codes = FLOAT8[q.dtype]
-    torch_autograd._check(tensors)
+    torch_autograd.check(tensors)
     tensors = torch_autograd._as_taken(tensors, options)
     sources = (*tensors[:3], tensors.bias, tensors.sink, *scales)
     seed, offset = None if seed is None else signed(seed), signed(offset)
