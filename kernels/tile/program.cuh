@@ -76,6 +76,7 @@ __device__ __forceinline__ float sqrt(float x) { return ptx::sqrt(x); }
 __device__ __forceinline__ float sin(float x) { return ptx::sin(x); }
 __device__ __forceinline__ float cos(float x) { return ptx::cos(x); }
 __device__ __forceinline__ float floor(float x) { return ptx::floor(x); }
+__device__ __forceinline__ float detach(float x) { return x; }
 
 template <typename T>
 __device__ __forceinline__ bool eq(T x, T y) {

@@ -126,6 +126,8 @@ ProgramValue of_reals(Op op, const ProgramValue& x, const ProgramValue& y) {
       return of_real(std::sin(a), std::min(ea, 2.0) + function_error);
     case Op::cos:
       return of_real(std::cos(a), std::min(ea, 2.0) + function_error);
+    case Op::detach:
+      return x;
     default:  // floor
       return {.real = std::floor(a), .error = std::floor(a + ea) - std::floor(a - ea)};
   }

@@ -67,7 +67,7 @@ class Derivation {
         if (yes == zero && no == zero) return zero;
         return add({.op = Op::where, .type = Type::real, .args = {x, value(yes), value(no), -1}});
       }
-      default:  // leaves, floor, conversions: steps, whose slope is 0 wherever they have one
+      default:  // leaves, detach; floor, conversions: steps, whose slope is 0 wherever they have one
         return zero;
     }
   }

@@ -112,6 +112,7 @@ std::string range(const Program& program, const Node& node) {
     case Op::sin:
     case Op::cos:
     case Op::floor:
+    case Op::detach:
       return unknown();
     default:
       return interval + function_name(node.op) + "(" + arguments(node, value) + ")";

@@ -40,6 +40,7 @@ constexpr std::array table{
     Entry{"sin", Op::sin, 1},
     Entry{"cos", Op::cos, 1},
     Entry{"floor", Op::floor, 1},
+    Entry{"detach", Op::detach, 1},
     Entry{"eq", Op::eq, 2},
     Entry{"ne", Op::ne, 2},
     Entry{"lt", Op::lt, 2},

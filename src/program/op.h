@@ -38,6 +38,7 @@ enum class Op : std::uint8_t {
   sin,
   cos,
   floor,
+  detach,  // the value itself, whose derivative is 0
   // comparison and logic
   eq,
   ne,

@@ -105,6 +105,7 @@ double largest_of(const Node& node, auto of) {
     case Op::neg:
     case Op::abs:
     case Op::floor:
+    case Op::detach:
     case Op::to_float:
       return of(0);
     case Op::sqrt:

@@ -229,6 +229,8 @@ inline void Interpreter::run(const Instruction& step) const {
       return one(step, [](Vec x) { return by_lane(x, [](float y) { return __builtin_cosf(y); }); });
     case Op::floor:
       return one(step, [](Vec x) { return by_lane(x, [](float y) { return __builtin_floorf(y); }); });
+    case Op::detach:
+      return one(step, [](Vec x) { return x; });
     case Op::eq:
       return compare(step, [](auto x, auto y) { return x == y; });
     case Op::ne:

@@ -88,7 +88,7 @@ class Writer {
   /// Of about the size of 1.
   void add_real() {
     const std::string x = pick(reals), y = pick(reals);
-    switch (draw(10)) {
+    switch (draw(11)) {
       case 0:
         line(reals, "tanh", x);
         break;
@@ -124,6 +124,9 @@ class Writer {
       }
       case 8:
         line(reals, draw(2) == 0 ? "sin" : "cos", x);
+        break;
+      case 9:
+        line(reals, "detach", x);
         break;
       default: {
         std::vector<std::string> unused;
@@ -267,6 +270,8 @@ double RandomProgram::value(int node, double old, std::int64_t b, std::int64_t h
       return std::cos(x[0]);
     case Op::floor:
       return std::floor(x[0]);
+    case Op::detach:
+      return still == nullptr ? x[0] : still->value(n.args[0], still_score, b, h, i, j);
     case Op::eq:
       return x[0] == x[1];
     case Op::ne:
@@ -413,12 +418,13 @@ ProgramResults exact_program(const Problem& p, const RandomProgram& random, unsi
           if (ds == 0) continue;
           constexpr double step = 1e-6;  // differences, not the derivative under test
           const double s = old[static_cast<std::size_t>(j)];
-          const double slope = (random.score(s + step, b, h, i, j) - random.score(s - step, b, h, i, j)) / (2 * step);
+          RandomProgram moved = random;
+          moved.still = &random, moved.still_score = s;
+          const double slope = (moved.score(s + step, b, h, i, j) - moved.score(s - step, b, h, i, j)) / (2 * step);
           for (std::int64_t c = 0; c < d; ++c) {
             r.dq[static_cast<std::size_t>(row + c)] += scale * ds * slope * at(data.k, key_row(j) + c);
             r.dk[static_cast<std::size_t>(key_row(j) + c)] += scale * ds * slope * at(data.q, row + c);
           }
-          RandomProgram moved = random;
           for (std::size_t n = 0; n < moved.reals.size() && p.seq_q <= 40; ++n) {
             const float kept = moved.reals[n];
             moved.reals[n] = kept + 0x1p-10f;

@@ -23,6 +23,10 @@ struct RandomProgram {
   bool with_gradient = true;       // of t0, where the program has a score
   program::Program parsed;
 
+  // For differences: what `detach` gives stays where it was.
+  const RandomProgram* still = nullptr;
+  double still_score = 0;
+
   void describe(Problem& problem) const;
   std::vector<const void*> pointers() const { return {reals.data(), ints.data()}; }
 
