@@ -1,5 +1,7 @@
 """flex_attention: torch's signature, with the scores as a program of this library."""
 
+import sys
+
 import torch
 
 from flash_attention import functional
@@ -66,7 +68,8 @@ def flex_attention(
     if return_aux is None:
         return result
     out, lse = result
-    return out, type("AuxOutput", (), {"lse": lse if getattr(return_aux, "lse", False) else None, "max_scores": None})()
+    given = sys.modules[type(return_aux).__module__]  # torch's, of whatever version made the request
+    return out, given.AuxOutput(lse=lse if return_aux.lse else None)
 
 
 @untraced
@@ -78,13 +81,13 @@ def run_program(tensors, options, seed, offset, return_lse, score_mod, mask_mod)
 
 def run(tensors, options, seed, offset, return_lse, score_mod, mask_mods):
     """A call of attention() with programs; the arguments are those of torch_autograd.run()."""
+    if is_transformed() and (score_mod is not None or mask_mods):
+        raise NotImplementedError("score_mod, mask_mod: transforms of torch.func and forward-mode derivatives take neither")
     program = record(score_mod, None, mask_mods)
     if program is None:
         return torch_autograd.run(tensors, options, seed, offset, return_lse)
     if not isinstance(tensors.q, torch.Tensor):
         raise TypeError(f"q: programs take tensors of torch, got {type(tensors.q).__name__}")
-    if is_transformed():
-        raise NotImplementedError("score_mod, mask_mod: transforms of torch.func and forward-mode derivatives take neither")
     plain = torch_autograd.is_plain(tensors)
     torch_autograd.check(tensors, plain)
     q, k, v = tensors.q, tensors.k, tensors.v

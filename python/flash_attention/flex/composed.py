@@ -1,9 +1,5 @@
 """Operations of torch that a program has no word for, made of others. `r` is the recorder, results are symbols."""
 
-import math
-
-MOST_TERMS = 128  # of a product of two vectors, which stands in the text term by term
-
 
 def _float(r, x):
     return r.value(x, "float").name
@@ -59,22 +55,6 @@ def _hyperbolic(op):
         return _does(r, "mul", both, "0.5")
 
     return make
-
-
-def _gelu(r, x, approximate="none"):
-    if approximate != "tanh":
-        r.refuse("gelu by the error function; allowed is approximate='tanh'")
-    cube = _does(r, "mul", _does(r, "mul", x, x), x)
-    inner = _does(r, "add", x, _does(r, "mul", cube, "0.044715"))
-    bent = _does(r, "tanh", _does(r, "mul", inner, repr(math.sqrt(2 / math.pi))))
-    return _does(r, "mul", _does(r, "mul", x, "0.5"), _does(r, "add", bent, "1.0"))
-
-
-def _elu(r, x, alpha=1, scale=1, input_scale=1):
-    if (scale, input_scale) != (1, 1):
-        r.refuse("an elu with scales; allowed is alpha alone")
-    below = _does(r, "sub", _does(r, "exp", _does(r, "min", x, "0.0")), "1.0")
-    return _chosen(r, "gt", x, "0.0", x, _does(r, "mul", below, _number(r, alpha)))
 
 
 def _leaky_relu(r, x, slope=0.01):
@@ -166,18 +146,6 @@ def _sign(r, x):
     return r.symbol(r.emit(x.kind, "where", r.emit("bool", "gt", x.name, zero).name, one, negative.name))
 
 
-def _dot(r, x, y):
-    """Of the last axis of two captured tensors."""
-    length = len(x)
-    if length > MOST_TERMS or length != len(y):
-        r.refuse(f"a product of vectors of {length} and {len(y)} elements; at most {MOST_TERMS} are allowed")
-    total = "0.0"
-    for n in range(length):
-        term = _does(r, "mul", r.element(x, n), r.element(y, n))
-        total = term if n == 0 else _does(r, "add", total, term)
-    return r.symbol(r.named(total))
-
-
 TABLE = {
     "aten::log1p": _of_float(_log1p),
     "aten::softplus": _of_float(_softplus),
@@ -185,8 +153,6 @@ TABLE = {
     "aten::tan": _of_float(_tan),
     "aten::sinh": _of_float(_hyperbolic("sub")),
     "aten::cosh": _of_float(_hyperbolic("add")),
-    "aten::gelu": _of_float(_gelu),
-    "aten::elu": _of_float(_elu),
     "aten::leaky_relu": _of_float(_leaky_relu),
     "aten::reciprocal": _of_float(_reciprocal),
     "aten::rsqrt": _of_float(_rsqrt),
@@ -204,6 +170,5 @@ TABLE = {
     "aten::relu": _relu,
     "aten::sign": _sign,
     "aten::sgn": _sign,
-    "aten::dot": _dot,
     "approx::tanh": lambda r, x: r.symbol(r.emit("float", "tanh", _float(r, x))),  # attention-gym's instruction
 }

@@ -43,7 +43,7 @@ class Surroundings:
     def __init__(self, functions):
         self.tensors, self.kept, self._seen = [], [], {}  # kept: what the key has by its id
         try:
-            self.key = tuple([self._describe(function) for function in functions])
+            self.key = (torch.is_grad_enabled(), *[self._describe(function) for function in functions])
         except _Unknown:
             self.key = None
 

@@ -2,13 +2,13 @@
 
 import math
 
-from flash_attention.flex import composed
+from flash_attention.flex import composed, decompositions
+from flash_attention.flex.powers import power
 
 ALLOWED = (
-    "+ - * / // % ** << >> abs neg minimum maximum clamp exp exp2 log log2 log1p tanh sigmoid sqrt rsqrt reciprocal sin "
-    "cos tan sinh cosh floor ceil trunc round fmod sign lerp relu leaky_relu elu silu gelu (tanh) softplus logsigmoid "
-    "hardtanh, isnan isinf isfinite, comparisons, & | ^ ~ and logical_*, where, masked_fill, dot of captured vectors, "
-    "conversions of dtype, and indexing"
+    "+ - * / // % ** << >> abs neg minimum maximum clamp exp log sqrt sin cos tan tanh sigmoid erf floor round sign and "
+    "their kin, torch.nn.functional's activations, isnan isinf isfinite, comparisons, & | ^ ~ and logical_*, where, "
+    "masked_fill, conversions of dtype, indexing, and on few elements stack, views, sum any all amax dot isin bucketize"
 )
 
 
@@ -68,22 +68,6 @@ def _remainder(r, x, y):
         whole = r.emit("float", "floor", r.emit("float", "div", x, y).name).name
         return r.symbol(r.emit("float", "sub", x, r.emit("float", "mul", whole, y).name))
     return r.symbol(r.emit("int", "mod", r.value(x, "int").name, r.value(y, "int").name))
-
-
-def _pow(r, x, y):
-    kind = _common(r, x, y)
-    if isinstance(y, int | float) and float(y).is_integer() and 0 <= y <= 16:
-        base = r.value(x, "int" if kind == "bool" else kind)
-        result = r.number(1, base.kind) if y == 0 else base
-        for _ in range(int(y) - 1):
-            result = r.emit(base.kind, "mul", result.name, base.name)
-        return r.symbol(result)
-    if isinstance(y, int | float) and y == 0.5:
-        return r.symbol(r.emit("float", "sqrt", *_floats(r, x)))
-    if isinstance(y, int | float) and y == -1:
-        return _div(r, 1, x)
-    x, y = _floats(r, x, y)  # of positive numbers
-    return r.symbol(r.emit("float", "exp", r.emit("float", "mul", y, r.emit("float", "log", x).name).name))
 
 
 def _one(op):
@@ -194,6 +178,17 @@ def _same(r, x, *unused, **also_unused):
     return r.symbol(r.value(x), x.dtype)
 
 
+def detached(r, x):
+    """Itself, without a derivative."""
+    value = r.known(x)
+    return x if value.kind != "float" else r.symbol(r.emit("float", "detach", value.name), x.dtype)
+
+
+def _detach(r, x):
+    r.value(x)
+    return detached(r, x)
+
+
 def _made(value_at, like=None):
     """Factories: a tensor without axes of one value."""
 
@@ -213,72 +208,78 @@ def _made(value_at, like=None):
 
 _LOG2_E, _LN_2 = math.log2(math.e), math.log(2)
 
-TABLE = {
-    f"aten::{name}": record
-    for name, record in {
-        "add": _two("add", "or"),
-        "sub": _two("sub", None),
-        "rsub": _rsub,
-        "mul": _two("mul", "and"),
-        "div": _div,
-        "floor_divide": _floor_divide,
-        "remainder": _remainder,
-        "pow": _pow,
-        "neg": _one("neg"),
-        "abs": _one("abs"),
-        "minimum": _extreme("min"),
-        "maximum": _extreme("max"),
-        "exp": _real("exp"),
-        "exp2": _scaled("exp", _LN_2, 1),
-        "log": _real("log"),
-        "log2": _scaled("log", 1, _LOG2_E),
-        "tanh": _real("tanh"),
-        "sigmoid": _real("sigmoid"),
-        "sqrt": _real("sqrt"),
-        "sin": _real("sin"),
-        "cos": _real("cos"),
-        "floor": _floor,
-        "ceil": _rounded("ceil"),
-        "trunc": _rounded("trunc"),
-        "square": lambda r, x: _pow(r, x, 2),
-        "eq": _comparison("eq"),
-        "ne": _comparison("ne"),
-        "lt": _comparison("lt"),
-        "le": _comparison("le"),
-        "gt": _comparison("gt"),
-        "ge": _comparison("ge"),
-        "bitwise_and": _bitwise("and"),
-        "bitwise_or": _bitwise("or"),
-        "bitwise_xor": _bitwise("xor"),
-        "bitwise_not": _bitwise_not,
-        "__and__": _bitwise("and"),
-        "__or__": _bitwise("or"),
-        "__xor__": _bitwise("xor"),
-        "logical_and": _logical("and"),
-        "logical_or": _logical("or"),
-        "logical_xor": _logical("xor"),
-        "logical_not": _logical("not"),
-        "clamp": _clamp,
-        "hardtanh": lambda r, x, least=-1, most=1: _clamp(r, x, least, most),
-        "clamp_min": lambda r, x, bound: _clamp(r, x, bound),
-        "clamp_max": lambda r, x, bound: _clamp(r, x, None, bound),
-        "where": _where,
-        "masked_fill": _masked_fill,
-        "_to_copy": _to_copy,
-        "clone": _same,
-        "alias": _same,
-        "detach": _same,
-        "lift_fresh": _same,
-        "scalar_tensor": _made(0),
-        "full": _made(1, 0),
-        "full_like": _made(1),
-        "ones_like": _made(-1),
-        "zeros_like": _made(-2),
-        "new_ones": _made(-1, 1),
-        "new_zeros": _made(-2, 1),
-        "new_full": _made(2, 1),
-    }.items()
-} | composed.TABLE
+TABLE = (
+    {
+        f"aten::{name}": record
+        for name, record in {
+            "add": _two("add", "or"),
+            "sub": _two("sub", None),
+            "rsub": _rsub,
+            "mul": _two("mul", "and"),
+            "div": _div,
+            "floor_divide": _floor_divide,
+            "remainder": _remainder,
+            "pow": power,
+            "neg": _one("neg"),
+            "abs": _one("abs"),
+            "minimum": _extreme("min"),
+            "maximum": _extreme("max"),
+            "exp": _real("exp"),
+            "exp2": _scaled("exp", _LN_2, 1),
+            "log": _real("log"),
+            "log2": _scaled("log", 1, _LOG2_E),
+            "tanh": _real("tanh"),
+            "sigmoid": _real("sigmoid"),
+            "sqrt": _real("sqrt"),
+            "sin": _real("sin"),
+            "cos": _real("cos"),
+            "floor": _floor,
+            "ceil": _rounded("ceil"),
+            "trunc": _rounded("trunc"),
+            "square": lambda r, x: power(r, x, 2),
+            "eq": _comparison("eq"),
+            "ne": _comparison("ne"),
+            "lt": _comparison("lt"),
+            "le": _comparison("le"),
+            "gt": _comparison("gt"),
+            "ge": _comparison("ge"),
+            "bitwise_and": _bitwise("and"),
+            "bitwise_or": _bitwise("or"),
+            "bitwise_xor": _bitwise("xor"),
+            "bitwise_not": _bitwise_not,
+            "__and__": _bitwise("and"),
+            "__or__": _bitwise("or"),
+            "__xor__": _bitwise("xor"),
+            "logical_and": _logical("and"),
+            "logical_or": _logical("or"),
+            "logical_xor": _logical("xor"),
+            "logical_not": _logical("not"),
+            "clamp": _clamp,
+            "hardtanh": lambda r, x, least=-1, most=1: _clamp(r, x, least, most),
+            "clamp_min": lambda r, x, bound: _clamp(r, x, bound),
+            "clamp_max": lambda r, x, bound: _clamp(r, x, None, bound),
+            "where": _where,
+            "masked_fill": _masked_fill,
+            "_to_copy": _to_copy,
+            "clone": _same,
+            "alias": _same,
+            "detach": _detach,
+            "lift_fresh": _same,
+            "scalar_tensor": _made(0),
+            "full": _made(1, 0),
+            "ones": _made(-1, 0),
+            "zeros": _made(-2, 0),
+            "full_like": _made(1),
+            "ones_like": _made(-1),
+            "zeros_like": _made(-2),
+            "new_ones": _made(-1, 1),
+            "new_zeros": _made(-2, 1),
+            "new_full": _made(2, 1),
+        }.items()
+    }
+    | composed.TABLE
+    | decompositions.TABLE
+)
 
 
 def in_place(name):

@@ -12,10 +12,8 @@ import struct
 import sys
 
 import torch
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from flash_attention.flex import operations
+from flash_attention.flex import arrays, modes, operations
 
 MOST_TENSORS, MOST_SCALARS, MOST_AXES = 8, 16, 4
 _ELEMENTS = {
@@ -26,9 +24,11 @@ _ELEMENTS = {
     torch.int64: "int64",
     torch.bool: "bool",
 }
-_ALLOWED_ELEMENTS = "float32, float16, bfloat16, int32, int64 and bool"
+_READ_AS = {torch.float64: torch.float32} | dict.fromkeys((torch.uint8, torch.int8, torch.int16), torch.int32)
+_ALLOWED_ELEMENTS = "floats of 16, 32 and 64 bits, ints of 8 (also unsigned), 16, 32 and 64 bits, and bool"
 _ALWAYS_LITERAL = (0, 1, -1, 2)
 _LARGEST = 3.4028234663852886e38
+_APPLY = torch.autograd.Function.apply.__func__.__code__
 _PLACES = (os.path.dirname(torch.__file__), os.path.dirname(os.path.dirname(__file__)))
 
 
@@ -57,6 +57,14 @@ def where_it_was(traceback):
 
 def _line(name, line):
     return f"{os.path.basename(name)}:{line}: {linecache.getline(name, line).strip()}"
+
+
+def _in_a_function_of_autograd():
+    """Its forward pass runs without grad; what it does has a derivative nevertheless."""
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code is not _APPLY:
+        frame = frame.f_back
+    return frame is not None
 
 
 def kind_of(dtype):
@@ -98,9 +106,13 @@ class Recorder:
         self.tensors, self.numbers = [], []
         self.only_symbols = True  # nothing was computed but what is in the text
         self.constants = set()  # numbers that stand in the source: they stay literals
+        self.all_literal = False
+        self._is_graded = torch.is_grad_enabled()
+        self._converted = {}  # id of a tensor -> the one that is read in its place
         self._known = {}  # id of a tensor -> Value or Partial
         self._keep = []  # so that no id is used twice
         self._memo = {}
+        self.values = []  # that are elements of arrays
 
     # What the operations use.
 
@@ -129,7 +141,7 @@ class Recorder:
             self.refuse(f"the int {value} does not fit into 32 bits")
         if kind == "float":
             value = _single(value)
-        literal = given in _ALWAYS_LITERAL or given in self.constants or not math.isfinite(value)
+        literal = self.all_literal or given in _ALWAYS_LITERAL or given in self.constants or not math.isfinite(value)
         if literal or len(self.numbers) == MOST_SCALARS:
             return Value(repr(value), kind)
         self.numbers.append(value)
@@ -155,11 +167,8 @@ class Recorder:
             value = self.known(thing)
             if value is None:
                 value = self._captured(thing)
-            elif isinstance(value, Partial):
-                self.refuse(
-                    f"a captured tensor of shape {list(value.tensor.shape)} is read with {len(value.indices)} of "
-                    f"{value.tensor.dim()} indices; all axes must be indexed"
-                )
+            elif not isinstance(value, Value):
+                self.refuse(f"a tensor of shape {list(thing.shape)} stands where a number must")
         else:
             self.refuse(f"an argument of type {type(thing).__name__}; allowed are tensors without axes and numbers")
         return value if kind is None else self.converted(value, kind)
@@ -174,18 +183,41 @@ class Recorder:
     def known(self, tensor):
         return self._known.get(id(tensor))
 
-    def symbol(self, value, dtype=None):
-        dtype = dtype or {"bool": torch.bool, "int": torch.int32, "float": torch.float32}[value.kind]
-        tensor = torch.empty((), dtype=dtype, device="meta")
-        self._known[id(tensor)] = value
+    def unknown(self, what, shape, dtype):
+        """A tensor without memory that stands for a Value, a Partial or an Array."""
+        tensor = torch.empty(shape, dtype=dtype, device="meta")
+        self._known[id(tensor)] = what
         self._keep.append(tensor)
         return tensor
+
+    def symbol(self, value, dtype=None):
+        return self.unknown(
+            value, (), dtype or {"bool": torch.bool, "int": torch.int32, "float": torch.float32}[value.kind]
+        )
+
+    def literal(self, number, dtype=None):
+        """A tensor without axes of a number."""
+        return self.symbol(self.value(number, None if dtype is None else kind_of(dtype)), dtype)
+
+    def place(self, value):
+        """The number of a value in `values`, or of a captured tensor with indices: a load that is not recorded yet."""
+        self.values.append(value)
+        return len(self.values) - 1
+
+    def at(self, place):
+        if isinstance(self.values[place], tuple):
+            self.values[place] = self.load(*self.values[place])
+        return self.values[place]
 
     def replace(self, symbol, value):
         """From here on the symbol is another value."""
         if not isinstance(self.known(symbol), Value):
             self.refuse("the function writes into a tensor; a program only reads")
-        self._known[id(symbol)] = value
+        self.replaced(symbol, value)
+
+    def replaced(self, symbol, what):
+        self._known[id(symbol)] = what
+        return symbol
 
     def _captured(self, tensor):
         """A tensor without axes that the function has from elsewhere."""
@@ -197,9 +229,18 @@ class Recorder:
         return self.load(tensor, ())
 
     def load(self, tensor, indices):
-        name = self._tensor_name(tensor)
+        name = self._tensor_name(self._readable(tensor))
         names = [self.converted(self.value(index), "int").name for index in indices]
         return self.emit(kind_of(tensor.dtype), "load", name, *names)
+
+    def _readable(self, tensor):
+        """A tensor of a dtype that kernels do not read, as one that they do."""
+        if tensor.dtype not in _READ_AS:
+            return tensor
+        if id(tensor) not in self._converted:
+            self._converted[id(tensor)] = tensor.to(_READ_AS[tensor.dtype])
+            self.only_symbols = False
+        return self._converted[id(tensor)]
 
     def _tensor_name(self, tensor):
         for n, known in enumerate(self.tensors):
@@ -208,7 +249,10 @@ class Recorder:
         if tensor.dtype not in _ELEMENTS:
             self.refuse(f"a captured tensor of dtype {tensor.dtype}; allowed are {_ALLOWED_ELEMENTS}")
         if tensor.layout is not torch.strided or tensor.is_meta or tensor.is_nested:
-            self.refuse("a captured tensor without memory of its own; allowed are plain strided tensors")
+            self.refuse(
+                "a captured tensor without memory of its own; allowed are plain strided tensors (what is made on the "
+                "device of a score or an index has no memory: make it outside of the function)"
+            )
         if tensor.dim() > MOST_AXES:
             self.refuse(f"a captured tensor of {tensor.dim()} axes; at most {MOST_AXES} are allowed")
         if len(self.tensors) == MOST_TENSORS:
@@ -221,99 +265,53 @@ class Recorder:
         """tensor[index] with a symbol in the index."""
         indices = index if isinstance(index, tuple) else (index,)
         for part in indices:
-            if not isinstance(part, int | torch.Tensor) or isinstance(part, bool):
+            if not isinstance(part, int | slice | torch.Tensor | type(...)) or isinstance(part, bool):
                 self.refuse(
-                    f"an index of type {type(part).__name__}; allowed are ints and b, h, i, j or what comes of them"
+                    f"an index of type {type(part).__name__}; allowed are ints, slices and b, h, i, j or what comes of them"
                 )
-            if isinstance(part, torch.Tensor) and kind_of(part.dtype) != "int":
-                self.refuse(f"an index of dtype {part.dtype}; allowed are ints")
+            if isinstance(part, torch.Tensor) and (kind_of(part.dtype) != "int" or part.dim() > 0):
+                self.refuse(f"an index of dtype {part.dtype} and shape {list(part.shape)}; allowed are ints without axes")
         known = self.known(tensor)
         if isinstance(known, Value):
             self.refuse("a score or an index has no axes and cannot be indexed")
         if known is not None:
             tensor, indices = known.tensor, (*known.indices, *indices)
+        if any(part is ... for part in indices):
+            at = next(n for n, part in enumerate(indices) if part is ...)
+            indices = (*indices[:at], *[slice(None)] * (tensor.dim() - len(indices) + 1), *indices[at + 1 :])
+        while indices and isinstance(indices[-1], slice) and indices[-1] == slice(None):
+            indices = indices[:-1]
         if len(indices) > tensor.dim():
             self.refuse(f"{len(indices)} indices for a captured tensor of shape {list(tensor.shape)}")
+        if any(isinstance(part, slice) for part in indices):
+            places = arrays.loads(self, tensor, [*indices, *[slice(None)] * (tensor.dim() - len(indices))])
+            return arrays.symbol(self, places, tensor.dtype)
         if len(indices) == tensor.dim():
             return self.symbol(self.load(tensor, indices), tensor.dtype)
-        rest = torch.empty(tensor.shape[len(indices) :], dtype=tensor.dtype, device="meta")
-        self._known[id(rest)] = Partial(tensor, indices)
-        self._keep.append(rest)
-        return rest
-
-    def element(self, vector, n):
-        """The name of element n of what is left of a captured tensor, as a float."""
-        known = self.known(vector)
-        tensor, indices = (known.tensor, known.indices) if isinstance(known, Partial) else (vector, ())
-        names = [self.converted(self.value(index), "int").name for index in indices]
-        loaded = self.emit(kind_of(tensor.dtype), "load", self._tensor_name(tensor), *names, repr(n))
-        return self.converted(loaded, "float").name
+        return self.unknown(Partial(tensor, indices), tensor.shape[len(indices) :], tensor.dtype)
 
     def is_symbolic(self, things):
         return any(isinstance(thing, torch.Tensor) and id(thing) in self._known for thing in things)
 
-    def run(self, function, *arguments):
-        with _Operations(self), _Functions(self):
-            return function(*arguments)
+    def held(self, result):
+        """The result of an operation, or itself without a derivative where the function has no_grad."""
+        if torch.is_grad_enabled() or not self._is_graded or _in_a_function_of_autograd():
+            return result
+        if isinstance(result, list | tuple):
+            return [self.held(part) for part in result]
+        known = self.known(result)
+        if isinstance(known, arrays.Array):
+            return arrays.detached(self, result)
+        return operations.detached(self, result) if isinstance(known, Value) else result
 
+    def run(self, function, *arguments, **named):
+        with modes.Operations(self), modes.Functions(self):
+            return function(*arguments, **named)
 
-# Of a captured tensor: what no operation tells of, and what memory.py knows or operations follow from.
-_READS = {"data_ptr", "storage", "untyped_storage", "storage_offset", "stride", "is_contiguous"}
-_DESCRIPTIONS = {"shape", "dtype", "device", "ndim", "requires_grad", "T", "mT"}
-_NUMBERS = {"__bool__", "__int__", "__float__", "__index__", "item", "tolist", "__len__", "__iter__", "numpy"}
-
-
-class _Functions(TorchFunctionMode):
-    """Sees indexing, and what would need the value of a symbol."""
-
-    def __init__(self, recorder):
-        self.recorder = recorder
-        super().__init__()
-
-    def __torch_function__(self, function, types, args=(), kwargs=None):
-        recorder = self.recorder
-        name = getattr(function, "__name__", "")
-        if function is torch.Tensor.__getitem__:
-            parts = args[1] if isinstance(args[1], tuple) else (args[1],)
-            if recorder.is_symbolic((args[0], *parts)):
-                return recorder.index(args[0], args[1])
-        elif name in _NUMBERS and args and not recorder.is_symbolic(args[:1]):
-            recorder.only_symbols = False  # what a captured tensor holds now; tolist() and numpy() are no operations
-        elif name in _NUMBERS and args:
-            what = "branches on" if name == "__bool__" else f"asks for the value ({name}) of"
-            recorder.refuse(
-                f"the function {what} a score or an index, which is known in the kernel alone; torch.where chooses between "
-                "two values, and & | ~ combine conditions"
-            )
-        elif function is torch.Tensor.__setitem__:
-            recorder.refuse("the function writes into a tensor; a program only reads")
-        elif name in _READS or (name == "__get__" and function.__self__.__name__ not in _DESCRIPTIONS):
-            recorder.only_symbols = False  # what no operation tells of
-        return function(*args, **(kwargs or {}))
-
-
-class _Operations(TorchDispatchMode):
-    """Sees every operation, and writes down those on symbols."""
-
-    _should_skip_dynamo = classmethod(lambda cls: False)  # untraced() has seen to it, without an import of torch._dynamo
-
-    def __init__(self, recorder):
-        self.recorder = recorder
-        super().__init__()
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        recorder = self.recorder
-        things = [*args, *kwargs.values()]
-        for thing in args:
-            if isinstance(thing, list | tuple):
-                things.extend(thing)
-        name = function._schema.name
-        on_meta = "device" in kwargs and torch.device(kwargs["device"] or "cpu").type == "meta"
-        record = operations.TABLE.get(name) or operations.in_place(name)
-        if not recorder.is_symbolic(things) and (record is None or not on_meta):
-            recorder.only_symbols = recorder.only_symbols and name == "aten::empty" and on_meta  # one of our own symbols
-            return function(*args, **kwargs)
-        if record is None:
-            recorder.refuse(f"the operation {name} is not allowed; allowed are {operations.ALLOWED}")
-        return record(recorder, *args, **kwargs)
+    def run_ours(self, function, *arguments, **named):
+        """A formula of ours: what is in it is no argument of the user's."""
+        before, self.all_literal = self.all_literal, True
+        try:
+            return self.run(function, *arguments, **named)
+        finally:
+            self.all_literal = before

@@ -9,6 +9,7 @@ from torch.nn.attention import flex_attention as flex
 
 Q = torch.randn(1, 2, 16, 8)
 TABLE = torch.randn(2, 16)
+WIDE = torch.zeros(2, 129)
 
 
 def refused(score_mod=None, mask_mod=None):
@@ -43,14 +44,16 @@ def test_result():
 
 
 def test_captured_tensors():
-    double = torch.zeros(16, dtype=torch.float64)
+    wave = torch.zeros(16, dtype=torch.complex64)
     deep = torch.zeros(1, 1, 1, 1, 1)
-    assert "torch.float64" in refused(lambda s, b, h, i, j: s + double[i])
+    assert "torch.complex64" in refused(lambda s, b, h, i, j: s + wave[i].real)
     assert "at most 4" in refused(lambda s, b, h, i, j: s + deep[b, b, b, b, b])
-    assert "index all of its axes" in refused(lambda s, b, h, i, j: (s + TABLE).sum())
-    assert "with 1 of 2 indices" in refused(lambda s, b, h, i, j: s + TABLE[h])
+    assert "index more of its axes" in refused(lambda s, b, h, i, j: (s + WIDE).sum())
+    assert "shape [16]; expected is a float without axes" in refused(lambda s, b, h, i, j: s + TABLE[h])
     assert "3 indices" in refused(lambda s, b, h, i, j: s + TABLE[h, i, j])
-    assert "slice" in refused(lambda s, b, h, i, j: s + TABLE[h, :])
+    assert "an index of type NoneType" in refused(lambda s, b, h, i, j: s + TABLE[h, None])
+    assert "indexed by one" in refused(lambda s, b, h, i, j: s + (TABLE[h] * 2)[i])
+    assert "has no memory" in refused(lambda s, b, h, i, j: s + torch.arange(16, device=h.device)[i])
     assert "indices" not in record(lambda s, b, h, i, j: s + TABLE[h][i]).text  # one after the other is fine
     many = [torch.zeros(16) for _ in range(9)]
     assert "more than 8" in refused(lambda s, b, h, i, j: s + sum(tensor[i] for tensor in many))
@@ -67,7 +70,8 @@ def test_index_out_of_range():
 def test_operations():
     message = refused(lambda s, b, h, i, j: torch.erfinv(s))
     assert "aten::erfinv" in message and "tanh" in message
-    assert "not allowed" in refused(lambda s, b, h, i, j: torch.stack([s, s]).sum())
+    assert "not allowed" in refused(lambda s, b, h, i, j: torch.stack([s, s]).softmax(0)[0])
+    assert "allowed are powers from 0" in refused(lambda s, b, h, i, j: s + i**-1)
     assert "only reads" in refused(lambda s, b, h, i, j: TABLE.__setitem__((h, i), s))
     assert "only reads" in refused(lambda s, b, h, i, j: torch.zeros(()).add_(s))
     assert "in place" in refused(lambda s, b, h, i, j: s + i.add_(0.5))
@@ -128,6 +132,11 @@ def test_combinations():
     q = Q.transpose(1, 2)
     with pytest.raises(NotImplementedError, match="takes no program"):
         attention(q, q, q, score_mod=lambda s, b, h, i, j: s * 2, kernel="standard")
+
+
+def test_transforms():
+    with pytest.raises(NotImplementedError, match=r"transforms of torch.func"):
+        torch.func.grad(lambda q: flex_attention(q, Q, Q, lambda s, b, h, i, j: s * 2).sum())(Q)
 
 
 def test_second_derivatives():

@@ -15,6 +15,9 @@ deep = torch.randn(4, BATCH, HEADS, KEYS, generator=generator)
 shown = torch.rand(BATCH, ROWS, KEYS, generator=generator) > 0.3
 which = torch.tensor(2)
 wide = torch.zeros(8, 129)
+bytes_ = torch.randint(0, 255, (KEYS,), dtype=torch.uint8, generator=generator)
+shorts = torch.randint(-9, 9, (KEYS,), dtype=torch.int16, generator=generator)
+doubles = by_head.double()
 
 
 def in_place(s, b, h, i, j):
@@ -37,7 +40,63 @@ SCORES = {
     "softplus": lambda s, b, h, i, j: functional.softplus(s) + functional.softplus(s * 30, 2.0, 5.0) * 0.05,
     "logsigmoid": lambda s, b, h, i, j: functional.logsigmoid(s * 3),
     "gelu": lambda s, b, h, i, j: functional.gelu(s, approximate="tanh"),
+    "gelu by erf": lambda s, b, h, i, j: functional.gelu(s * 2) + torch.erf(s) + torch.erfc(s * 3),
     "elu": lambda s, b, h, i, j: functional.elu(s) + functional.leaky_relu(s, 0.2),
+    "shrunk": lambda s, b, h, i, j: (
+        functional.mish(s)
+        + functional.softsign(s)
+        + functional.relu6(s)
+        + functional.hardsigmoid(s)
+        + functional.hardswish(s)
+        + functional.selu(s)
+        + functional.celu(s, 2.0)
+        + functional.tanhshrink(s)
+        + functional.softshrink(s)
+        + functional.hardshrink(s)
+        + functional.threshold(s, 0.1, 0.0)
+    ),
+    "logarithms": lambda s, b, h, i, j: (
+        torch.expm1(s * 0.1)
+        + torch.expm1(s)
+        + torch.log10((i - j).abs() + 1.0)
+        + torch.logaddexp(s, s * 0.5)
+        + torch.special.xlogy(s.abs(), 2.0)
+        + torch.logit(torch.sigmoid(s) * 0.9 + 0.05)
+    ),
+    "angles": lambda s, b, h, i, j: (
+        torch.atan(s)
+        + torch.atan(s * 9)
+        + torch.atan2((i - j).float(), s)
+        + torch.asin(torch.tanh(s) * 0.9)
+        + torch.acos(torch.tanh(s) * 0.5)
+        + torch.asinh(s)
+        + torch.acosh(s * s + 1.5)
+        + torch.atanh(torch.tanh(s) * 0.7)
+        + torch.sinc(s)
+    ),
+    "of two": lambda s, b, h, i, j: (
+        torch.hypot(s, (i - j) * 0.1)
+        + torch.copysign(s, (i - j).float())
+        + torch.fmax(s, s * 0)
+        + torch.fmin(s, s * 2)
+        + torch.addcmul(s, s, s, value=0.3)
+        + torch.addcdiv(s, s, s.abs() + 1)
+        + torch.frac(s)
+    ),
+    "powers": lambda s, b, h, i, j: s * (-1.0) ** h + 0.05 * (s + 9) ** -2 + (s * 0.5) ** 17 + (s.abs() + 0.1) ** 1.5,
+    "powers of captured": lambda s, b, h, i, j: (
+        (s.abs() + 0.2) ** by_head[h] + 2.0 ** (-(i - j).abs()) + (s + 0.3) ** (h + 1)
+    ),
+    "numbers on the device of a symbol": lambda s, b, h, i, j: (
+        torch.maximum(s, torch.tensor(-0.5, device=s.device))
+        + torch.zeros((), device=h.device, dtype=torch.int32)
+        + torch.full((), 0.5, device=s.device) * torch.ones((), device=s.device)
+        + s.new_tensor(0.25)
+        + by_head.to(s.device)[h]
+        + by_head.to(s)[h]
+        + by_head.to(device=h.device, dtype=torch.float32)[h]
+    ),
+    "narrow and wide": lambda s, b, h, i, j: s + bytes_[i] * 0.1 + shorts[j] * 0.05 + doubles[h].to(s.dtype),
     "hardtanh": lambda s, b, h, i, j: functional.hardtanh(s) + 0.1 * s,
     "lerp": lambda s, b, h, i, j: torch.lerp(s, s * s, 0.3),
     "not a number": lambda s, b, h, i, j: torch.where(torch.isnan(s) | torch.isinf(s), 0.0, s * torch.isfinite(s)),
@@ -88,6 +147,7 @@ MASKS = {
     "where of where": lambda b, h, i, j: torch.where(i < 40, torch.where(j % 2 == 0, j < 30, j > 100), (h == 1) ^ (i >= j)),
     "empty rows": lambda b, h, i, j: (i % 5 != 0) & (j < 20),
     "by sequence": lambda b, h, i, j: shown[b, i, j],
+    "powers of heads": lambda b, h, i, j: (i - j) % (2**h) == 0,
     "everything": lambda b, h, i, j: b.new_ones((), dtype=torch.bool),
 }
 
@@ -133,7 +193,7 @@ def test_keys_that_all_sequences_share():
     [
         (lambda s, b, h, i, j: s + (i >> j), "allowed are ints from 0 to 30"),
         (lambda s, b, h, i, j: s + (i << 31), "allowed are ints from 0 to 30"),
-        (lambda s, b, h, i, j: functional.gelu(s), "approximate='tanh'"),
+        (lambda s, b, h, i, j: torch.stack([s, s]).norm(3.0), "allowed are 1 and 2"),
         (lambda s, b, h, i, j: torch.round(s, decimals=2), "whole numbers"),
         (lambda s, b, h, i, j: s + torch.dot(wide[i], wide[j]), "at most 128"),
     ],
