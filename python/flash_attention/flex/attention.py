@@ -16,6 +16,8 @@ from flash_attention.pytorch.transforms import is_transformed
 from flash_attention.pytorch.untraced import untraced
 
 functional.is_tracing()  # at its first use it tells the binding what torch is
+_AS_TORCH = {"alignment": "top_left", "layout": "bhsd"}
+_OPTIONS = make_options(**_AS_TORCH)
 
 
 @untraced
@@ -45,26 +47,29 @@ def flex_attention(
         kernel_options: {"kernel": a name of kernels()}; torch's tuning options are accepted and change nothing.
         return_aux: torch's AuxRequest; lse alone.
     """
-    if query.dim() == 4 and key.dim() == 4 and not enable_gqa and query.shape[1] != key.shape[1]:
-        raise ValueError(
-            f"query has {query.shape[1]} heads, key and value {key.shape[1]}; set enable_gqa=True where they differ"
-        )
+    masks = [] if block_mask is None else mask_mods_of(block_mask)
+    of_query, of_key = query.shape, key.shape
+    if len(of_query) == len(of_key) == 4:
+        if of_query[1] != of_key[1] and not enable_gqa:
+            raise ValueError(
+                f"query has {of_query[1]} heads, key and value {of_key[1]}; set enable_gqa=True where they differ"
+            )
+        if of_key[0] == 1 < of_query[0] and value.dim() == 4 and value.shape[0] == 1:
+            # One cache for all of the batch, as torch takes it.
+            key, value = (tensor.expand(of_query[0], -1, -1, -1) for tensor in (key, value))
+        if block_mask is not None:
+            check_sizes(block_mask, of_query, of_key)
     if return_aux is not None and getattr(return_aux, "max_scores", False):
         raise NotImplementedError("return_aux: max_scores is not computed; lse is")
     if return_aux is not None and return_lse:
         raise ValueError("return_lse: got True beside return_aux; allowed is one of the two")
-    masks = [] if block_mask is None else mask_mods_of(block_mask)
-    if query.dim() == key.dim() == value.dim() == 4:
-        if key.shape[0] == value.shape[0] == 1 < query.shape[0]:  # one cache for all of the batch, as torch takes it
-            key, value = (tensor.expand(query.shape[0], -1, -1, -1) for tensor in (key, value))
-        if block_mask is not None:
-            check_sizes(block_mask, query, key)
-    query, key, value = (tensor if tensor.stride(-1) == 1 else tensor.contiguous() for tensor in (query, key, value))
+    kernel = kernel_options and kernel_options.get("kernel")
+    options = _OPTIONS if scale is None and not kernel else make_options(scale=scale, kernel=kernel or None, **_AS_TORCH)
     wants_lse = return_lse or return_aux is not None
-    tensors = Tensors(query, key, value)
-    kernel = (kernel_options or {}).get("kernel")
-    options = make_options(scale=scale, alignment="top_left", layout="bhsd", kernel=kernel)
-    result = run(tensors, options, 0, 0, wants_lse, score_mod, masks)
+    if score_mod is None and not masks:
+        result = torch_autograd.run(Tensors(*_with_rows(query, key, value)), options, 0, 0, wants_lse)
+    else:
+        result = run(Tensors(query, key, value), options, 0, 0, wants_lse, score_mod, masks)
     if return_aux is None:
         return result
     out, lse = result
@@ -81,19 +86,22 @@ def run_program(tensors, options, seed, offset, return_lse, score_mod, mask_mod)
 
 def run(tensors, options, seed, offset, return_lse, score_mod, mask_mods):
     """A call of attention() with programs; the arguments are those of torch_autograd.run()."""
-    if is_transformed() and (score_mod is not None or mask_mods):
+    if is_transformed():
         raise NotImplementedError("score_mod, mask_mod: transforms of torch.func and forward-mode derivatives take neither")
     program = record(score_mod, None, mask_mods)
-    if program is None:
-        return torch_autograd.run(tensors, options, seed, offset, return_lse)
-    if not isinstance(tensors.q, torch.Tensor):
-        raise TypeError(f"q: programs take tensors of torch, got {type(tensors.q).__name__}")
-    plain = torch_autograd.is_plain(tensors)
-    torch_autograd.check(tensors, plain)
     q, k, v = tensors.q, tensors.k, tensors.v
+    if not isinstance(q, torch.Tensor):
+        raise TypeError(f"q: programs take tensors of torch, got {type(q).__name__}")
+    plain = torch_autograd.is_plain(tensors)
+    if not plain or not type(q) is type(k) is type(v) is torch.Tensor:  # of which the passes make sure themselves
+        torch_autograd.check(tensors)
     if torch_autograd.is_any_autocast_enabled() and torch.is_autocast_enabled(q.device.type):
         q, k, v = (torch_autograd._autocast(tensor, torch.get_autocast_dtype(q.device.type)) for tensor in (q, k, v))
-    given = [tensor if tensor.stride(-1) == 1 else tensor.contiguous() for tensor in (q, k, v)]
+    try:
+        given = _with_rows(q, k, v)
+    except RuntimeError:  # no strides: sparse or nested
+        torch_autograd.check(tensors)
+        raise
     if not plain:
         given += torch_autograd._as_taken(tensors, options)[3:NUM_TENSORS]
     captured = [_as_read(tensor, q) for tensor in program.tensors]
@@ -102,6 +110,11 @@ def run(tensors, options, seed, offset, return_lse, score_mod, mask_mods):
     seed = None if seed is None else signed(seed)
     out, lse = passes.run(program, given, captured, options, seed, signed(offset), return_lse)
     return (out, lse) if return_lse else out
+
+
+def _with_rows(*tensors):
+    """As kernels take them: the last axis is the innermost."""
+    return [tensor if tensor.stride(-1) == 1 else tensor.contiguous() for tensor in tensors]
 
 
 def _as_read(tensor, q):

@@ -87,24 +87,28 @@ def as_program(block_mask, mask_mod, query, key, layout):
     if block_mask.mask_mod is torch_flex.noop_mask:
         return block_mask, mask_mod
     mask_mods = mask_mods_of(block_mask)
-    check_sizes(block_mask, *((tensor.transpose(1, 2) for tensor in (query, key)) if layout == "bshd" else (query, key)))
+    sizes = [tensor.shape for tensor in (query, key)]
+    check_sizes(block_mask, *([(size[0], size[2], size[1]) for size in sizes] if layout == "bshd" else sizes))
     return None, mask_mods[0] if mask_mod is None else and_masks(mask_mod, *mask_mods)
 
 
-def check_sizes(block_mask, query, key):
-    """Refuses a block mask that was made for other sizes: it would show or hide other keys than its maker meant."""
+def check_sizes(block_mask, of_query, of_key):
+    """Refuses a block mask that was made for other sizes: it would show or hide other keys than its maker meant. Of queries
+    and keys it is given their shapes, [batch, heads, rows, ...]."""
     shape = tuple(block_mask.shape)
+    if shape in ((1, 1, of_query[2], of_key[2]), (of_query[0], of_query[1], of_query[2], of_key[2])):
+        return
     if len(shape) != 4:
         raise ValueError(f"block_mask: has the shape {shape}; expected (batch, heads, Q_LEN, KV_LEN)")
     batch, heads, seq_q, seq_kv = shape
     if hasattr(block_mask, "kv_num_blocks") and min(block_mask.BLOCK_SIZE) >= _ONE_BLOCK_FOR_ALL:
         return  # torch's way to say that there is no mask
-    for name, got, allowed in (("batch", batch, {1, query.shape[0]}), ("heads", heads, {1, query.shape[1]})):
+    for name, got, allowed in (("batch", batch, {1, of_query[0]}), ("heads", heads, {1, of_query[1]})):
         if got not in allowed:
             raise ValueError(
                 f"block_mask: was made for {name} {got}; allowed are {' and '.join(map(str, sorted(allowed)))}"
             )
-    lengths = ("Q_LEN", seq_q, query.shape[2]), ("KV_LEN", seq_kv, key.shape[2])
+    lengths = ("Q_LEN", seq_q, of_query[2]), ("KV_LEN", seq_kv, of_key[2])
     for (name, got, needed), block in zip(lengths, block_mask.BLOCK_SIZE, strict=True):
         whole_blocks = hasattr(block_mask, "kv_num_blocks") and got == -(-needed // block) * block  # from_kv_blocks
         if got is not None and got != needed and not whole_blocks:

@@ -9,6 +9,7 @@ import torch
 from flash_attention import _core
 from flash_attention.arguments.seeds import unsigned
 from flash_attention.options import NUM_TENSORS, Tensors
+from flash_attention.pytorch import autograd as torch_autograd
 from flash_attention.pytorch import ops as torch_ops
 from flash_attention.pytorch.gradients import refuse
 
@@ -39,6 +40,7 @@ def _forward(program, tensors, captured, options, seed, offset, need_lse, backwa
 
 
 def _general_forward(program, tensors, captured, options, seed, offset, backward):
+    torch_autograd.check(tensors)
     seed = torch_ops.drawn(seed, options)
     out, lse = torch_ops.empty_results(tensors, options, True)
     tensors, stream = torch_ops.detached(tensors)

@@ -143,12 +143,12 @@ def connect():
     functional.eager_type = torch.Tensor
 
 
-def check(tensors, plain=False):
-    """Refuses what is no strided tensor of torch, and a mix of memory and of shapes alone. `plain`: see is_plain()."""
+def check(tensors):
+    """Refuses what is no strided tensor of torch, and a mix of memory and of shapes alone."""
     q = tensors.q
     if tensors.k is None or tensors.v is None:
         raise TypeError(f"{'k' if tensors.k is None else 'v'}: expected a tensor, got None")
-    for name, tensor in zip(_NAMES, tensors[:3] if plain else tensors, strict=False):
+    for name, tensor in zip(_NAMES, tensors, strict=True):
         if tensor is None:
             continue
         if not isinstance(tensor, torch.Tensor):

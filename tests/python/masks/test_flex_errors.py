@@ -145,3 +145,11 @@ def test_second_derivatives():
     (dq,) = torch.autograd.grad(out.sum(), [q], create_graph=True)
     with pytest.raises(RuntimeError, match="second derivatives"):
         dq.sum().backward()
+
+
+def test_tensors_without_strides():
+    q = torch.randn(1, 2, 8, 16)
+    for name, other in (("k", q.to_sparse()), ("v", torch.nested.nested_tensor([q[0]]))):
+        given = {"q": q, "k": q, "v": q} | {name: other}
+        with pytest.raises(TypeError, match=f"{name}: got"):
+            attention(**given, layout="bhsd", mask_mod=lambda b, h, i, j: i >= j)
