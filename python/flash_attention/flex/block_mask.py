@@ -1,15 +1,16 @@
 """create_block_mask and its kin. Ours build nothing: which tiles are hidden follows from the mask program itself."""
 
-import torch
+import math
+
 from torch.nn.attention import flex_attention as torch_flex
 
-from flash_attention.flex import torch_mask
+from flash_attention.flex import dense, torch_mask
 
 _ONE_BLOCK_FOR_ALL = 1 << 30
 
 
 class BlockMask:
-    """A mask_mod with the sizes it is for. Nothing of size Q_LEN * KV_LEN exists, now or later."""
+    """A mask_mod with the sizes it is for. Nothing of size Q_LEN * KV_LEN exists unless a picture or a count is asked for."""
 
     def __init__(self, mask_mod, B=None, H=None, Q_LEN=None, KV_LEN=None, BLOCK_SIZE=128):
         self.mask_mod = mask_mod
@@ -20,21 +21,78 @@ class BlockMask:
     def seq_lengths(self):
         return self.shape[2:]
 
+    @classmethod
+    def from_kv_blocks(
+        cls, kv_num_blocks, kv_indices, full_kv_num_blocks=None, full_kv_indices=None, BLOCK_SIZE=128, mask_mod=None,
+        seq_lengths=None, **unused,
+    ):  # fmt: skip
+        """From lists of blocks of keys, as torch's: those where mask_mod decides, and those that are visible whole."""
+        given = torch_flex.BlockMask.from_kv_blocks(
+            kv_num_blocks, kv_indices, full_kv_num_blocks, full_kv_indices, BLOCK_SIZE, mask_mod, seq_lengths
+        )
+        return cls(torch_mask.mask_mod_of(given), *given.shape, given.BLOCK_SIZE)
+
     def to(self, *unused, **also_unused):
+        """Itself: what its function captures is where it is."""
         return self
+
+    def numel(self):
+        return math.prod(self._sizes())
 
     def to_dense(self):
         """bool [B, H, Q_LEN, KV_LEN]: for pictures and tests."""
-        B, H, rows, keys = self.shape
-        axes = [torch.arange(size).view([-1 if n == axis else 1 for n in range(4)]) for axis, size in enumerate(self.shape)]
-        return torch.broadcast_to(_as_mask(self.mask_mod(*axes)), (B, H, rows, keys))
+        return dense.shown([self.mask_mod], *map(range, self._sizes()))
+
+    def sparsity(self):
+        """The percentage of pairs in blocks of BLOCK_SIZE that show nothing. Looks at all pairs."""
+        seen = dense.seen_blocks([self.mask_mod], self._sizes(), self.BLOCK_SIZE)
+        return 100 * (1 - seen.sum().item() * math.prod(self.BLOCK_SIZE) / self.numel())
+
+    def to_string(self, grid_size=None, limit=4):
+        """A picture of each of the first `limit` batches and heads."""
+        from flash_attention.masks import show
+
+        sizes = self._sizes()
+        heads = [(b, h) for b in range(sizes[0]) for h in range(sizes[1])][:limit]
+        return "\n".join(f"({b}, {h})\n" + show(self, tile=self.BLOCK_SIZE, batch=b, head=h) for b, h in heads)
+
+    def __getitem__(self, index):
+        """The mask of some batches, heads and blocks of queries, by ints and slices. Its function counts from there."""
+        parts = index if isinstance(index, tuple) else (index,)
+        if len(parts) > 3 or not all(
+            isinstance(part, int) or (isinstance(part, slice) and part.step in (None, 1)) for part in parts
+        ):
+            raise IndexError(f"block_mask[{index}]: allowed are up to three ints and slices without steps")
+        batch, heads, seq_q, seq_kv = self._sizes()
+        block = self.BLOCK_SIZE[0]
+        starts, sizes = [0, 0, 0], [batch, heads, seq_q]
+        for axis, part in enumerate(parts):
+            count = -(-seq_q // block) if axis == 2 else sizes[axis]
+            if isinstance(part, int) and not -count <= part < count:
+                raise IndexError(f"block_mask[{index}]: allowed are {-count} to {count - 1}")
+            chosen = range(count)[part if isinstance(part, slice) else slice(part % count, part % count + 1)]
+            unit = block if axis == 2 else 1
+            starts[axis] = chosen.start * unit
+            sizes[axis] = max(min(chosen.stop * unit, sizes[axis]) - starts[axis], 0)
+        inner, (b0, h0, i0) = self.mask_mod, starts
+
+        def mask_mod(b, h, i, j):
+            return inner(b + b0, h + h0, i + i0, j)
+
+        return BlockMask(mask_mod, *sizes, seq_kv, self.BLOCK_SIZE)
+
+    def _adjust(self, new_q_len, new_kv_len):
+        return BlockMask(self.mask_mod, *self.shape[:2], new_q_len, new_kv_len, self.BLOCK_SIZE)
+
+    def _sizes(self):
+        if None in self.shape:
+            raise ValueError(
+                "block_mask: was made without Q_LEN and KV_LEN, so it has no size; create_block_mask takes both"
+            )
+        return self.shape
 
     def __repr__(self):
         return f"BlockMask(shape={self.shape}, mask_mod={getattr(self.mask_mod, '__name__', self.mask_mod)})"
-
-
-def _as_mask(mask):
-    return mask if isinstance(mask, torch.Tensor) else torch.tensor(bool(mask))
 
 
 def create_block_mask(

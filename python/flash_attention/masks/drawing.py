@@ -72,22 +72,15 @@ def visible(mask, batch=0, head=0, seq_q=None, seq_kv=None):
 
 def _of_function(mask, batch, head, seq_q, seq_kv):
     """What a mask_mod shows: of create_block_mask, ours or torch's, or by itself."""
-    import torch
-
     from flash_attention.flex.block_mask import mask_mods_of
+    from flash_attention.flex.dense import shown
 
     mods = mask_mods_of(mask) if hasattr(mask, "mask_mod") else [mask]
     sizes = tuple(mask.seq_lengths) if hasattr(mask, "mask_mod") else (None, None)
     seq_q, seq_kv = seq_q or sizes[0], seq_kv or sizes[1]
     if seq_q is None or seq_kv is None:
         raise TypeError("mask: a function says nothing of lengths; pass seq_q= and seq_kv=")
-    device = mask.kv_num_blocks.device if hasattr(mask, "kv_num_blocks") else None
-    rows, keys = torch.arange(seq_q, device=device)[:, None], torch.arange(seq_kv, device=device)
-    of = [torch.tensor(index, device=device) for index in (batch, head)]
-    shown = torch.ones(seq_q, seq_kv, dtype=torch.bool, device=device)
-    for mod in mods:
-        shown = shown & mod(*of, rows, keys)
-    return shown.cpu()
+    return shown(mods, [batch], [head], range(seq_q), range(seq_kv))[0, 0].cpu()
 
 
 def tile_classes(seen, tile_q, tile_kv):
