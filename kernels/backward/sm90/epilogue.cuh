@@ -123,10 +123,12 @@ struct Epilogue : DqExchange<config> {
     if constexpr (!S::separate_dq && !S::direct_dq) this->await_sender(end_step);
     if constexpr (S::direct_dq) __syncwarp();  // all lanes have read what was staged before
     if constexpr (config.key_sums) return add_keys_to_sums(dK, dV);
-    if (splits_first<config>(args) && task().kv_begin == 0) {
-      ptx::path<"backward/sm90 part of the first keys">();
-      if (first_step != end_step) add_keys_to_sums(dK, dV);
-      return;
+    if constexpr (config.split_first) {
+      if (splits_first<config>(args) && task().kv_begin == 0) {
+        ptx::path<"backward/sm90 part of the first keys">();
+        if (first_step != end_step) add_keys_to_sums(dK, dV);
+        return;
+      }
     }
     const int lane = thread % 32;
     const auto rows_of = [&](const TensorView& view) {

@@ -90,6 +90,8 @@ std::vector<Case> summing_loops() {
       loop("sums_128", {.seq_q = 330, .seq_kv = 520, .heads_q = 2, .heads_kv = 1, .head_dim = 128, .causal = true}),
       // The warpgroups own different numbers of steps, in tasks of a block one after another.
       loop("sums_72_odd", {.seq_q = 190, .seq_kv = 600, .heads_q = 1, .heads_kv = 1, .head_dim = 72, .causal = true}),
+      loop("sums_64_128", {.seq_q = 150, .seq_kv = 300, .heads_q = 2, .heads_kv = 2, .head_dim = 64, .head_dim_v = 128}),
+      loop("sums_24_64", {.seq_q = 70, .seq_kv = 400, .heads_q = 2, .heads_kv = 2, .head_dim = 24, .head_dim_v = 64}),
       loop("sums_128_one_step", {.seq_q = 60, .seq_kv = 500, .heads_q = 1, .heads_kv = 1, .head_dim = 128}),
       // Few queries: neighbouring tasks are of different heads.
       loop("sums_128_heads_in_turn", {.seq_q = 100, .seq_kv = 520, .heads_q = 3, .heads_kv = 3, .head_dim = 128}),
