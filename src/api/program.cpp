@@ -133,6 +133,8 @@ void check_program(Problem& p, Pass pass) {
   for (int n = 0; n < program::max_tensors; ++n) check_tensor(p, parsed, n);
   require(p.program_gradients >> program::max_tensors == 0, "program_gradients", std::int64_t{p.program_gradients},
           "there are at most 8 tensors");
+  require(p.program_gradients == 0 || parsed.score >= 0, "program_gradients", std::int64_t{p.program_gradients},
+          "a program without a score has no gradients: which keys are visible has no derivative");
   check_indices(p, parsed);
 }
 

@@ -170,6 +170,15 @@ TEST(NarrowQueryRefusal, NamesArgumentAndValue) {
       "kv_dtype", "float8_e4m3", [](Problem&) {}, Pass::backward);
 }
 
+TEST(ProgramRefusal, GradientsOfAMask) {
+  Problem p = good();
+  p.program = "t0 = tensor float32 1\nx = load t0 h\nv = gt x 0.0\nvisible = v";
+  p.program_sizes[0] = {p.heads_q};
+  make_plan(p, Pass::backward, laptop);
+  p.program_gradients = 1;
+  expect_refused([&] { make_plan(p, Pass::backward, laptop); }, "program_gradients", "1");
+}
+
 TEST(PlanRefusal, UnknownKernelListsThoseThatExist) {
   try {
     make_plan(good(), Pass::forward, laptop, "forward/warp_drive");

@@ -105,6 +105,8 @@ def run(tensors, options, seed, offset, return_lse, score_mod, mask_mods):
     if not plain:
         given += torch_autograd._as_taken(tensors, options)[3:NUM_TENSORS]
     captured = [_as_read(tensor, q) for tensor in program.tensors]
+    if not program.has_score:  # which keys are visible has no derivative
+        captured = [tensor.detach() for tensor in captured]
     if torch.are_deterministic_algorithms_enabled():
         options = made_deterministic(options)
     seed = None if seed is None else signed(seed)

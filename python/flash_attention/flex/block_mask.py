@@ -10,7 +10,7 @@ _ONE_BLOCK_FOR_ALL = 1 << 30
 
 
 class BlockMask:
-    """A mask_mod with the sizes it is for. Nothing of size Q_LEN * KV_LEN exists unless a picture or a count is asked for."""
+    """A mask_mod with the sizes it is for. Nothing of size Q_LEN * KV_LEN exists unless a picture or a count is asked."""
 
     def __init__(self, mask_mod, B=None, H=None, Q_LEN=None, KV_LEN=None, BLOCK_SIZE=128):
         self.mask_mod = mask_mod

@@ -17,6 +17,11 @@ class Program:
     def __init__(self, text, tensors, numbers, places):
         self.text, self.tensors, self.numbers, self._places = text, tensors, numbers, places
 
+    @property
+    def has_score(self):
+        """Whether it changes scores: only then what it captures has gradients."""
+        return "\nscore = " in f"\n{self.text}"
+
     def __repr__(self):
         return f"Program of {len(self.tensors)} tensors and {len(self.numbers)} numbers:\n{self.text}"
 

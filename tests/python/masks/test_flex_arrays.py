@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from flash_attention import flex_attention
+from flash_attention import create_block_mask, flex_attention
 from flex_formula import BATCH, HEADS, KEYS, ROWS, compare, dense, tensors
 
 generator = torch.Generator().manual_seed(5)
@@ -132,3 +132,15 @@ def test_few_values_are_needed_at_once():
     got = flex_attention(q, k, v, lambda s, b, h, i, j: s + 0.1 * (wide[i] @ wide[j]))
     expected, _ = dense(q.double(), k.double(), v.double(), lambda s, b, h, i, j: s + 0.1 * (wide[i] @ wide[j]), None)
     torch.testing.assert_close(got.double(), expected, atol=1e-4, rtol=0)
+
+
+def test_what_a_mask_reads_has_no_gradient():
+    """Learned numbers that are compared: no gradient, as torch has it, and not what memory held before."""
+    q, k, v = tensors()
+    learned, both = torch.randn(KEYS, requires_grad=True), torch.randn(HEADS, requires_grad=True)
+    mask = create_block_mask(lambda b, h, i, j: (learned[i] > learned[j]) | (both[h] > 0), None, None, ROWS, KEYS)
+    found = torch.autograd.grad(flex_attention(q, k, v, block_mask=mask).sum(), [q, learned, both], allow_unused=True)
+    assert found[0] is not None and found[1] is None and found[2] is None
+    out = flex_attention(q, k, v, lambda s, b, h, i, j: s + both[h], mask)
+    of_mask, of_both = torch.autograd.grad(out.sum(), [learned, both])
+    assert torch.equal(of_mask, torch.zeros(KEYS)) and of_both.isfinite().all()
