@@ -110,6 +110,17 @@ void add_decoding(Calls& calls, Dtype dtype, std::int64_t head_dim) {
   }
 }
 
+/// Forward with a boolean mask. Its main kernel reads words of bits, and is that of every program that hides keys and of
+/// all sizes, too: what is left to compile for a new program is the small kernel that makes the words.
+void add_masked(Calls& calls, std::int64_t head_dim) {
+  for (const bool causal : {false, true}) {
+    Problem problem = sized({1, 16, 16, 4096}, Dtype::bfloat16, head_dim, causal);
+    problem.mask.present = true;
+    problem.mask.q_stride = problem.seq_kv;
+    calls.add(problem, Pass::forward);
+  }
+}
+
 }  // namespace
 
 std::vector<CommonCall> common_calls(const DeviceInfo& device) {
@@ -120,6 +131,7 @@ std::vector<CommonCall> common_calls(const DeviceInfo& device) {
       add_decoding(calls, dtype, head_dim);
     }
   }
+  for (const std::int64_t head_dim : {128, 64}) add_masked(calls, head_dim);
   for (const std::int64_t head_dim : {128, 64}) add_training(calls, Dtype::float32, head_dim);
   return calls.take();
 }
@@ -132,6 +144,7 @@ std::vector<CommonCall> core_calls(const DeviceInfo& device) {
       add_decoding(calls, dtype, head_dim);
     }
   }
+  add_masked(calls, 128);
   return calls.take();
 }
 

@@ -20,7 +20,7 @@ struct CommonCall {
 std::vector<CommonCall> common_calls(const DeviceInfo& device);
 
 /// The part of it that wheels carry (`compile --core`): 16 bits at head dimensions 64 and 128, full and causal from
-/// 512 queries on, backward in bfloat16, and decoding.
+/// 512 queries on, backward in bfloat16, decoding, and forward with boolean masks in bfloat16 at 128.
 std::vector<CommonCall> core_calls(const DeviceInfo& device);
 
 /// New rows for the caches of such models: dense and in pages, without a rotary embedding and with either pairing.

@@ -80,3 +80,20 @@ def test_a_tile_can_be_set_and_is_refused_by_name(command):
     assert (plan["kernel"], plan["block_q"], plan["block_kv"]) == ("forward/sm80", 32, 96)
     assert "tile: got (48, 64), allowed are 32, 64 and 128 queries" in command(*words, "--tile", "48,64", code=2).stderr
     assert "--tile: got '48', allowed: two whole numbers" in command(*words, "--tile", "48", code=2).stderr
+
+
+@pytest.mark.parametrize("mask", ["documents:300", "prefix:77", "documents_both:1000"])
+def test_wheels_have_the_main_kernel_of_programs_that_hide_keys(command, tmp_path, mask):
+    """It is one for all of them: a new program compiles the kernel that makes its words alone. By a stand-in for NVRTC."""
+    stand_in = command.path.parent / "fakes" / "libfake_nvrtc_13.so"
+    if not stand_in.exists():
+        pytest.skip("no tests are built here")
+    settings = {**os.environ, "FLASH_ATTENTION_NVRTC": str(stand_in), "FLASH_ATTENTION_CACHE_DIR": str(tmp_path / "cache")}
+
+    def kernels(*words):
+        done = command("compile", *words, "--device", "cuda", "--arch", "sm_90", "--json", env=settings)
+        return {kernel["kernel"] for kernel in json.loads(done.stdout)}
+
+    shape = ["--dtype", "bf16", "--head-dim", 128, "--heads", 8, "--seq-q", 8192]
+    new = kernels(*shape, "--mask", mask) - kernels("--core")
+    assert [kernel.split()[0] for kernel in new] == ["mask/tile_map"]
