@@ -10,6 +10,7 @@ from flash_attention.arguments.seeds import signed
 from flash_attention.flex import passes
 from flash_attention.flex.block_mask import check_sizes, mask_mods_of
 from flash_attention.flex.program import record
+from flash_attention.flex.slopes import with_slopes
 from flash_attention.options import NUM_TENSORS, Tensors, made_deterministic
 from flash_attention.pytorch import autograd as torch_autograd
 from flash_attention.pytorch.transforms import is_transformed
@@ -104,6 +105,8 @@ def run(tensors, options, seed, offset, return_lse, score_mod, mask_mods):
         raise
     if not plain:
         given += torch_autograd._as_taken(tensors, options)[3:NUM_TENSORS]
+    if program.has_score and q.dim() > 2:
+        program = with_slopes(program, q.shape[1 if options.heads_first else -2], q.device)
     captured = [_as_read(tensor, q) for tensor in program.tensors]
     if not program.has_score:  # which keys are visible has no derivative
         captured = [tensor.detach() for tensor in captured]

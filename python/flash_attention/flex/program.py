@@ -25,6 +25,11 @@ class Program:
     def __repr__(self):
         return f"Program of {len(self.tensors)} tensors and {len(self.numbers)} numbers:\n{self.text}"
 
+    def with_tensor(self, text, at, tensor):
+        """The same with one more tensor, which is declared and read by two new lines."""
+        places = [*self._places[:at], "", "", *self._places[at:]]
+        return Program(text, [*self.tensors, tensor], self.numbers, places)
+
     def arguments(self, tensors, gradients=None):
         """As the binding takes it."""
         captured = (self.text, tuple(tensors), self.numbers)
