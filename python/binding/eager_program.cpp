@@ -1,6 +1,7 @@
 // The fast path of a plain call with a program: torch tensors, nothing that traces, q, k, v and what the program captures.
 // As eager.cpp, but torch's autograd function is Python's (flash_attention/flex/passes.py), which comes here for both
 // passes.
+#include "call/kept_masks.h"
 #include "eager.h"
 #include "plain_call.h"
 #include "program.h"
@@ -18,11 +19,11 @@ bool read_plain(PyObject* const* qkv, Slots& slots) {
   return true;
 }
 
-/// attend_program(q, k, v, options, program, with_lse, backward) -> (out, lse or None), or None where the call is not
+/// attend_program(q, k, v, options, program, with_lse, backward, kept) -> (out, lse or None), or None where the call is not
 /// plain. `program` is as ProgramArguments takes it; `backward` is None or, where a backward pass follows, of which
-/// captured tensors it gives gradients, as bits.
+/// captured tensors it gives gradients, as bits; `kept` is None or KeptMasks.
 nb::object attend_program(PyObject* const* args, Py_ssize_t count) {
-  if (count != 7) throw nb::type_error("attend_program: expected 7 arguments");
+  if (count != 8) throw nb::type_error("attend_program: expected 8 arguments");
   Slots slots;
   if (!read_plain(args, slots)) return nb::none();
   Call call(slots, options_of(nb::borrow<nb::tuple>(args[3])));
@@ -36,14 +37,15 @@ nb::object attend_program(PyObject* const* args, Py_ssize_t count) {
       args[5] == Py_True ? NewTensor::lse_of(args[0], call.problem, slots[Slot::q].device) : NewTensor()};
   call.set_forward(results[0].tensor, results[1].tensor, 0, 0);
   call.choose(false);
+  const nb::object prepared = use_kept(args[7], call, false, nb::none(), nb::cast<nb::tuple>(nb::handle(args[4]))[1]);
   run_call(call, false, args[0], results);
   return nb::make_tuple(results[0].to_python(), results[1].to_python());
 }
 
-/// attend_program_backward(q, k, v, out, lse, dout, dlse, options, program) -> (dq, dk, dv), or None where the call is not
-/// plain. `program` has the tensors for gradients of what is captured; dlse may be None.
+/// attend_program_backward(q, k, v, out, lse, dout, dlse, options, program, kept) -> (dq, dk, dv), or None where the call
+/// is not plain. `program` has the tensors for gradients of what is captured; dlse may be None.
 nb::object attend_program_backward(PyObject* const* args, Py_ssize_t count) {
-  if (count != 9) throw nb::type_error("attend_program_backward: expected 9 arguments");
+  if (count != 10) throw nb::type_error("attend_program_backward: expected 10 arguments");
   Slots slots;
   if (!are_tensors(args + 3, 3) || !read_plain(args, slots)) return nb::none();
   Gradients gradients;
@@ -62,6 +64,7 @@ nb::object attend_program_backward(PyObject* const* args, Py_ssize_t count) {
   gradients.dq = results[0].tensor, gradients.dk = results[1].tensor, gradients.dv = results[2].tensor;
   call.set_gradients(gradients);
   call.choose(true);
+  const nb::object prepared = use_kept(args[9], call, true, nb::none(), nb::cast<nb::tuple>(nb::handle(args[8]))[1]);
   run_call(call, true, args[0], results);
   return nb::make_tuple(results[0].to_python(), results[1].to_python(), results[2].to_python());
 }

@@ -2,6 +2,7 @@
 #include <nanobind/nanobind.h>
 
 #include "call/call.h"
+#include "call/kept_masks.h"
 #include "diagnosis.h"
 #include "eager.h"
 #include "errors.h"
@@ -31,12 +32,18 @@ Slots slots_of(const nb::tuple& tensors) {
   return slots;
 }
 
+/// Where the masks of a call are kept, and what it is made of: KeptMasks::use.
+struct Masks {
+  nb::handle kept, tensors, captured;
+};
+
 /// Runs the call on `stream` where q's library does not say which; `allocate(bytes)` gives a workspace if one is needed.
-void run(Call& call, bool backward, std::uintptr_t stream, nb::handle allocate) {
+void run(Call& call, bool backward, std::uintptr_t stream, nb::handle allocate, const Masks& masks) {
   call.choose(backward);
   if (call.options.stream == nullptr) {
     call.options.stream = reinterpret_cast<void*>(stream);
   }
+  const nb::object prepared = use_kept(masks.kept, call, backward, masks.tensors, masks.captured);
   nb::object workspace;
   Tensor memory;
   if (const std::size_t bytes = call.workspace(backward)) {
@@ -48,9 +55,14 @@ void run(Call& call, bool backward, std::uintptr_t stream, nb::handle allocate) 
   call.run(backward);
 }
 
+/// The tensors of a program, in the form of ProgramArguments.
+nb::object captured_of(nb::handle program) {
+  return program.is_none() ? nb::none() : nb::borrow(nb::cast<nb::tuple>(program)[1]);
+}
+
 void run_forward(nb::tuple tensors, nb::tuple options, nb::handle out, nb::handle lse, std::uint64_t seed,
                  std::uint64_t offset, std::uintptr_t stream, nb::handle allocate, nb::handle program,
-                 const std::string& codes, bool latent, nb::handle backward) {
+                 const std::string& codes, bool latent, nb::handle backward, nb::handle kept) {
   const Slots slots = slots_of(tensors);
   Call call(slots, options_of(options), codes, latent);
   const ProgramArguments captured(program, call);
@@ -60,11 +72,11 @@ void run_forward(nb::tuple tensors, nb::tuple options, nb::handle out, nb::handl
   }
   const Tensor result = tensor_of(out, "out", true), log_sums = optional_tensor(lse, "lse", true);
   call.set_forward(result, log_sums, seed, offset);
-  run(call, false, stream, allocate);
+  run(call, false, stream, allocate, {kept, tensors, captured_of(program)});
 }
 
 void run_backward(nb::tuple tensors, nb::tuple options, nb::tuple results, nb::tuple gradients, std::uint64_t seed,
-                  std::uint64_t offset, std::uintptr_t stream, nb::handle allocate, nb::handle program) {
+                  std::uint64_t offset, std::uintptr_t stream, nb::handle allocate, nb::handle program, nb::handle kept) {
   const Slots slots = slots_of(tensors);
   Call call(slots, options_of(options));
   const ProgramArguments captured(program, call);
@@ -78,7 +90,7 @@ void run_backward(nb::tuple tensors, nb::tuple options, nb::tuple results, nb::t
                       .dbias = optional_tensor(gradients[5], "dbias", true),
                       .dsink = optional_tensor(gradients[6], "dsink", true)};
   call.set_gradients(all);
-  run(call, true, stream, allocate);
+  run(call, true, stream, allocate, {kept, tensors, captured_of(program)});
 }
 
 std::string explain_call(nb::tuple tensors, nb::tuple options, bool backward, nb::handle program) {
@@ -118,15 +130,17 @@ NB_MODULE(_core, module) {
   nb::register_exception_translator(translate_error);
   module.attr("version") = FLASH_ATTENTION_VERSION;
   module.def("forward", run_forward, "tensors"_a, "options"_a, "out"_a, "lse"_a.none(), "seed"_a, "offset"_a, "stream"_a,
-             "allocate"_a, "program"_a = nb::none(), "codes"_a = "", "latent"_a = false, "backward"_a = nb::none());
+             "allocate"_a, "program"_a = nb::none(), "codes"_a = "", "latent"_a = false, "backward"_a = nb::none(),
+             "kept"_a = nb::none());
   module.def("backward", run_backward, "tensors"_a, "options"_a, "results"_a, "gradients"_a, "seed"_a, "offset"_a,
-             "stream"_a, "allocate"_a, "program"_a = nb::none());
+             "stream"_a, "allocate"_a, "program"_a = nb::none(), "kept"_a = nb::none());
   module.def("explain", explain_call, "tensors"_a, "options"_a, "backward"_a, "program"_a = nb::none());
   module.def("prewarm", prewarm_call, "tensors"_a, "options"_a, "backward"_a);
   module.def("fill_dropout_mask", fill_dropout_mask, "out"_a, "seed"_a, "offset"_a, "dropout_p"_a);
   add_options(module);
   add_append(module);
   add_eager(module);
+  add_kept_masks(module);
   add_diagnosis(module);
 #ifdef FLASH_ATTENTION_JAX
   add_jax(module);

@@ -20,6 +20,7 @@ def forward(
     codes: str = "",
     latent: bool = False,
     backward: int | None = None,
+    kept: KeptMasks | None = None,
 ) -> None: ...
 def backward(
     tensors: tuple[Any, ...],
@@ -31,10 +32,41 @@ def backward(
     stream: int,
     allocate: Callable[[int], Any],
     program: tuple[Any, ...] | None = None,
+    kept: KeptMasks | None = None,
 ) -> None: ...
+
+class KeptMasks:
+    """What GPUs found out about the masks of one mask object. `allocate(bytes, device)` gives a uint8 tensor."""
+
+    made: int
+    def __init__(self, allocate: Callable[[int, int], Any]) -> None: ...
+    def __len__(self) -> int: ...
+
 def append(tensors: tuple[Any, ...], scalars: tuple[Any, ...], stream: int) -> None: ...
 def attend(q: Any, k: Any, v: Any, *arguments: Any) -> Any | None: ...
 def attend_cache(q: Any, k: Any, v: Any, *arguments: Any) -> Any | None: ...
+def attend_program(
+    q: Any,
+    k: Any,
+    v: Any,
+    options: tuple[Any, ...],
+    program: tuple[Any, ...],
+    with_lse: bool,
+    backward: int | None,
+    kept: KeptMasks | None,
+) -> tuple[Any, Any] | None: ...
+def attend_program_backward(
+    q: Any,
+    k: Any,
+    v: Any,
+    out: Any,
+    lse: Any,
+    dout: Any,
+    dlse: Any | None,
+    options: tuple[Any, ...],
+    program: tuple[Any, ...],
+    kept: KeptMasks | None,
+) -> tuple[Any, Any, Any] | None: ...
 def differentiable_forward(ctx: Any, q: Any, k: Any, v: Any, options: tuple[Any, ...]) -> Any: ...
 def attend_backward(
     q: Any, k: Any, v: Any, out: Any, lse: Any, dout: Any, options: tuple[Any, ...]

@@ -39,6 +39,12 @@ def _run_program():
     return run_program
 
 
+def _run_prepared():
+    from flash_attention.flex.attention import run_prepared
+
+    return run_prepared
+
+
 def _blocks_as_program():
     from flash_attention.flex.block_mask import as_program
 
@@ -170,13 +176,16 @@ def attention(
         block_mask, mask_mod = _blocks_as_program()(block_mask, mask_mod, q, k, layout)
     plain = kernel is None and score_mod is None and mask_mod is None
     plain = plain and q_descale is None and k_descale is None and v_descale is None and out_dtype is None
-    block_sizes = (0, 0)
+    block_sizes, kept = (0, 0), None
+    if hidden_rows is not None or block_mask is not None or (mask is not None and type(mask) is not eager_type):
+        mask, hidden_rows, block_mask, kept = _bare_masks(mask, hidden_rows, block_mask)
     if hidden_rows is not None or block_mask is not None:
         hidden_rows, causal, window, block_mask, block_sizes = plain_masks(hidden_rows, causal, window, block_mask)
     elif (
         not is_tracing()
         and type(q) is eager_type
         and plain
+        and kept is None
         and not (return_lse or invariant or attention_chunk or precision != "ieee")
     ):
         out = _core.attend(
@@ -194,7 +203,7 @@ def attention(
         block_sizes=block_sizes, attention_chunk=attention_chunk, precision=precision,
     )  # fmt: skip
     arguments = tensors, options, *check_seed(seed, offset), return_lse
-    return _run(arguments, (score_mod, mask_mod), (q_descale, k_descale, v_descale, out_dtype))
+    return _run(arguments, (score_mod, mask_mod), (q_descale, k_descale, v_descale, out_dtype), kept)
 
 
 def attention_packed(
@@ -261,7 +270,9 @@ def attention_packed(
     if cu_seqlens_kv is None:
         cu_seqlens_kv = cu_seqlens_q
         max_seqlen_kv = max_seqlen_kv or max_seqlen_q
-    block_sizes = (0, 0)
+    block_sizes, kept = (0, 0), None
+    if hidden_rows is not None or block_mask is not None or (mask is not None and type(mask) is not eager_type):
+        mask, hidden_rows, block_mask, kept = _bare_masks(mask, hidden_rows, block_mask)
     if hidden_rows is not None or block_mask is not None:
         hidden_rows, causal, window, block_mask, block_sizes = plain_masks(hidden_rows, causal, window, block_mask)
     tensors = Tensors(
@@ -274,7 +285,7 @@ def attention_packed(
         max_seqlen_kv=max_seqlen_kv or 0, block_sizes=block_sizes, attention_chunk=attention_chunk, precision=precision,
     )  # fmt: skip
     arguments = tensors, options, *check_seed(seed, offset), return_lse
-    return _run(arguments, (score_mod, mask_mod), (q_descale, k_descale, v_descale, out_dtype))
+    return _run(arguments, (score_mod, mask_mod), (q_descale, k_descale, v_descale, out_dtype), kept)
 
 
 def dropout_mask(shape: tuple[int, int, int, int], dropout_p: float, seed: int, offset: int = 0) -> Any:
@@ -291,15 +302,26 @@ def dropout_mask(shape: tuple[int, int, int, int], dropout_p: float, seed: int, 
     return keeps
 
 
-def _run(arguments, functions, of_narrow):
-    """By the function that runs such a call. `of_narrow`: descales and out_dtype, of 8-bit tensors."""
+def _bare_masks(mask, hidden_rows, block_mask):
+    from flash_attention.masks.prepared import bare_masks
+
+    return bare_masks(mask, hidden_rows, block_mask)
+
+
+def _run(arguments, functions, of_narrow, kept):
+    """By the function that runs such a call. `of_narrow`: descales and out_dtype, of 8-bit tensors. `kept`: where prepared
+    masks are."""
     q = arguments[0].q
     has_program = functions[0] is not None or functions[1] is not None
     narrow = _is_narrow(q, *of_narrow)
     if has_program and narrow:
         raise NotImplementedError("score_mod, mask_mod: 8-bit tensors take neither")
+    if functions[1] is not None or is_tracing():  # not all masks are prepared, or others do it: torch.compile's graph
+        kept = None
     if has_program:
-        return _run_program()(*arguments, *functions)
+        return _run_program()(*arguments, *functions, kept)
+    if kept is not None and not narrow:
+        return _run_prepared()(*arguments, kept)
     return _run_narrow()(*arguments, *of_narrow) if narrow else _run_of(q)(*arguments)
 
 

@@ -1,5 +1,6 @@
 """flex_attention: torch's signature, with the scores as a program of this library."""
 
+import operator
 import sys
 
 import torch
@@ -8,8 +9,8 @@ from flash_attention import functional
 from flash_attention.arguments.options import make_options
 from flash_attention.arguments.seeds import signed
 from flash_attention.flex import passes
-from flash_attention.flex.block_mask import check_sizes, mask_mods_of
-from flash_attention.flex.program import record
+from flash_attention.flex.block_mask import check_sizes, kept_of, mask_mods_of
+from flash_attention.flex.program import NoProgram, record
 from flash_attention.flex.slopes import with_slopes
 from flash_attention.options import NUM_TENSORS, Tensors, made_deterministic
 from flash_attention.pytorch import autograd as torch_autograd
@@ -48,7 +49,7 @@ def flex_attention(
         kernel_options: {"kernel": a name of kernels()}; torch's tuning options are accepted and change nothing.
         return_aux: torch's AuxRequest; lse alone.
     """
-    masks = [] if block_mask is None else mask_mods_of(block_mask)
+    masks, kept = ([], None) if block_mask is None else (mask_mods_of(block_mask), kept_of(block_mask))
     of_query, of_key = query.shape, key.shape
     if len(of_query) == len(of_key) == 4:
         if of_query[1] != of_key[1] and not enable_gqa:
@@ -70,7 +71,7 @@ def flex_attention(
     if score_mod is None and not masks:
         result = torch_autograd.run(Tensors(*_with_rows(query, key, value)), options, 0, 0, wants_lse)
     else:
-        result = run(Tensors(query, key, value), options, 0, 0, wants_lse, score_mod, masks)
+        result = run(Tensors(query, key, value), options, 0, 0, wants_lse, score_mod, masks, kept)
     if return_aux is None:
         return result
     out, lse = result
@@ -79,17 +80,29 @@ def flex_attention(
 
 
 @untraced
-def run_program(tensors, options, seed, offset, return_lse, score_mod, mask_mod):
-    """attention() with a score_mod, a mask_mod or both."""
+def run_program(tensors, options, seed, offset, return_lse, score_mod, mask_mod, kept=None):
+    """attention() with a score_mod, a mask_mod or both; the other arguments are those of run()."""
     masks = [] if mask_mod is None else [mask_mod]
-    return run(tensors, options, seed, offset, return_lse, score_mod, masks)
+    return run(tensors, options, seed, offset, return_lse, score_mod, masks, kept)
 
 
-def run(tensors, options, seed, offset, return_lse, score_mod, mask_mods):
-    """A call of attention() with programs; the arguments are those of torch_autograd.run()."""
+def run_prepared(tensors, options, seed, offset, return_lse, kept):
+    """attention() with masks that are data and kept. Nothing traces."""
+    if not isinstance(tensors.q, torch.Tensor) or not tensors.q.is_cuda or is_transformed():
+        return functional._run_of(tensors.q)(tensors, options, seed, offset, return_lse)
+    return _attend(NoProgram(), tensors, options, seed, offset, return_lse, kept)
+
+
+def run(tensors, options, seed, offset, return_lse, score_mod, mask_mods, kept):
+    """A call of attention() with programs; `kept` is None or where prepared masks are (_core.KeptMasks), the other
+    arguments are those of torch_autograd.run()."""
     if is_transformed():
         raise NotImplementedError("score_mod, mask_mod: transforms of torch.func and forward-mode derivatives take neither")
     program = record(score_mod, None, mask_mods)
+    return _attend(program, tensors, options, seed, offset, return_lse, kept)
+
+
+def _attend(program, tensors, options, seed, offset, return_lse, kept):
     q, k, v = tensors.q, tensors.k, tensors.v
     if not isinstance(q, torch.Tensor):
         raise TypeError(f"q: programs take tensors of torch, got {type(q).__name__}")
@@ -108,6 +121,8 @@ def run(tensors, options, seed, offset, return_lse, score_mod, mask_mods):
     if program.has_score and q.dim() > 2:
         program = with_slopes(program, q.shape[1 if options.heads_first else -2], q.device)
     captured = [_as_read(tensor, q) for tensor in program.tensors]
+    if kept is not None and q.is_cuda and all(map(operator.is_, captured, program.tensors)):  # copies differ by call
+        program.kept = kept
     if not program.has_score:  # which keys are visible has no derivative
         captured = [tensor.detach() for tensor in captured]
     if torch.are_deterministic_algorithms_enabled():

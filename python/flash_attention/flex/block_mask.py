@@ -5,15 +5,17 @@ import math
 from torch.nn.attention import flex_attention as torch_flex
 
 from flash_attention.flex import dense, torch_mask
+from flash_attention.masks.prepared import new_kept
 
 _ONE_BLOCK_FOR_ALL = 1 << 30
 
 
 class BlockMask:
-    """A mask_mod with the sizes it is for. Nothing of size Q_LEN * KV_LEN exists unless a picture or a count is asked."""
+    """A mask_mod with the sizes it is for, and what GPUs have found out about its tiles (`kept`). Nothing of size Q_LEN *
+    KV_LEN exists unless a picture or a count is asked for."""
 
     def __init__(self, mask_mod, B=None, H=None, Q_LEN=None, KV_LEN=None, BLOCK_SIZE=128):
-        self.mask_mod = mask_mod
+        self.mask_mod, self.kept = mask_mod, new_kept()
         self.shape = (1 if B is None else B, 1 if H is None else H, Q_LEN, KV_LEN)
         self.BLOCK_SIZE = (BLOCK_SIZE, BLOCK_SIZE) if isinstance(BLOCK_SIZE, int) else tuple(BLOCK_SIZE)
 
@@ -138,6 +140,11 @@ def mask_mods_of(block_mask):
     if not hasattr(block_mask, "kv_num_blocks"):
         raise TypeError(f"block_mask: expected a BlockMask, got {type(block_mask).__name__}")
     return [torch_mask.mask_mod_of(block_mask)]
+
+
+def kept_of(block_mask):
+    """Where what GPUs found out about a block mask is kept, once mask_mods_of() has seen it; None where nowhere."""
+    return block_mask.kept if isinstance(block_mask, BlockMask) else torch_mask.kept_of(block_mask)
 
 
 def as_program(block_mask, mask_mod, query, key, layout):

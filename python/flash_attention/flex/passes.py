@@ -31,22 +31,22 @@ def _forward(program, tensors, captured, options, seed, offset, need_lse, backwa
     gradients of, as bits."""
     try:
         if len(tensors) == _NUM_ALONE and not options.dropout_p:
-            found = _core.attend_program(*tensors, options, program.arguments(captured), need_lse, backward)
+            found = _core.attend_program(*tensors, options, program.arguments(captured), need_lse, backward, _kept(program))
             if found is not None:
                 return *found, (0, 0)
-        return _general_forward(program, Tensors(*tensors), captured, options, seed, offset, backward)
+        return _general_forward(program, Tensors(*tensors), captured, options, seed, offset, need_lse, backward)
     except ValueError as error:
         raise program.explain(error) from None
 
 
-def _general_forward(program, tensors, captured, options, seed, offset, backward):
+def _general_forward(program, tensors, captured, options, seed, offset, need_lse, backward):
     torch_autograd.check(tensors)
     seed = torch_ops.drawn(seed, options)
-    out, lse = torch_ops.empty_results(tensors, options, True)
-    tensors, stream = torch_ops.detached(tensors)
+    out, lse = torch_ops.empty_results(tensors, options, need_lse)
+    tensors, stream = (tensors, 0) if torch_ops.HAS_EXCHANGE else torch_ops.detached(tensors)
     _core.forward(
         tensors, options, out, lse, unsigned(seed), unsigned(offset), stream, lambda size: torch_ops.workspace(out, size),
-        program.arguments(_detached(captured)), backward=backward,
+        program.arguments(_detached(captured)), backward=backward, kept=_kept(program),
     )  # fmt: skip
     return out, lse, (seed, offset)
 
@@ -63,7 +63,7 @@ def _backward(program, options, rng, num_tensors, needed, dout, dlse, out, lse, 
     found = None
     if num_tensors == _NUM_ALONE and not options.dropout_p:
         arguments = program.arguments(captured, of_captured)
-        found = _core.attend_program_backward(*given, out, lse, dout, dlse, options, arguments)
+        found = _core.attend_program_backward(*given, out, lse, dout, dlse, options, arguments, _kept(program))
     if found is None:
         found = _general_backward(program, given, captured, options, (out, lse), rng, (dout, dlse), needed, of_captured)
     of_captured = [None if g is None else g.to(tensor.dtype) for g, tensor in zip(of_captured, captured, strict=True)]
@@ -75,14 +75,21 @@ def _general_backward(program, given, captured, options, results, rng, of_result
     everything = len(given) == NUM_TENSORS
     need_dbias, need_dsink = (everything and needed[_BIAS]), (everything and needed[_SINK])
     gradients = torch_ops._empty_gradients(tensors, need_dbias, need_dsink)
-    tensors, stream = torch_ops.detached(tensors)
+    tensors, stream = (tensors, 0) if torch_ops.HAS_EXCHANGE else torch_ops.detached(tensors)
     _core.backward(
         tensors, options, (out.detach(), lse), (dout.detach(), dlse, *gradients),
         unsigned(rng[0]), unsigned(rng[1]), stream,
         lambda size: torch_ops.workspace(out, size), program.arguments(_detached(captured), of_captured),
+        kept=_kept(program),
     )  # fmt: skip
     dq, dk, dv, dbias, dsink = gradients
     return Tensors(dq, dk, dv, bias=dbias, sink=dsink)[: len(given)]
+
+
+def _kept(program):
+    """Where the call finds prepared masks. Not in a CUDA graph, which would go on with those of today."""
+    kept = program.kept
+    return None if kept is None or torch.cuda.is_current_stream_capturing() else kept
 
 
 def _bits(flags):

@@ -8,11 +8,13 @@ import torch
 from flash_attention.flex import memory
 from flash_attention.flex.recorder import ProgramError, Recorder, Value, kind_of, where_it_was
 
-__all__ = ["Program", "ProgramError", "record"]
+__all__ = ["NoProgram", "Program", "ProgramError", "record"]
 
 
 class Program:
     """What is handed to the library. `tensors` are those of the functions, with their gradients' history."""
+
+    kept = None  # where the masks of the call are kept: _core.KeptMasks
 
     def __init__(self, text, tensors, numbers, places):
         self.text, self.tensors, self.numbers, self._places = text, tensors, numbers, places
@@ -43,6 +45,16 @@ class Program:
         line = int(found.group(1)) - 1
         place = self._places[line] if line < len(self._places) else "?"
         return ProgramError(f"{place}\n  {error}")
+
+
+class NoProgram(Program):
+    """Of a call with prepared masks that are all data."""
+
+    def __init__(self):
+        super().__init__("", [], (), [])
+
+    def arguments(self, tensors, gradients=None):
+        return None
 
 
 def record(score_mod=None, mask_mod=None, extra=()):

@@ -5,8 +5,10 @@ import weakref
 
 import torch
 
+from flash_attention.masks.prepared import new_kept
+
 _FIELDS = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices")
-_kept = {}  # id of a BlockMask: (a reference to it, its fields, their versions, its tables)
+_kept = {}  # id of a BlockMask: (a reference to it, its fields, their versions, its tables, what GPUs found out about them)
 
 
 def mask_mod_of(block_mask):
@@ -34,18 +36,27 @@ def _tables(block_mask):
     kept = _kept.get(number)
     if kept is None or kept[2] != versions or not all(map(operator.is_, kept[1], fields)):
         of_mask = weakref.ref(block_mask, lambda _: _kept.pop(number, None))
-        kept = _kept[number] = of_mask, fields, versions, _made(*fields)
+        kept = _kept[number] = of_mask, fields, versions, _made(*fields), new_kept()
     return kept[3]
 
 
+def kept_of(block_mask):
+    """Where what GPUs found out about its tiles is kept; None where its tables are not."""
+    kept = _kept.get(id(block_mask))
+    return None if kept is None else kept[4]
+
+
 def _versions(tensors):
-    """How often each was written to; None where that is not known, or where a graph is captured, whose replays are to see
-    what the fields hold then."""
+    """How often each was written to, and the stream on which tables of them are made and read; None where that is not
+    known, or where a graph is captured, whose replays are to see what the fields hold then."""
     if any(type(tensor) is not torch.Tensor or tensor.is_inference() for tensor in tensors):
         return None
     if tensors[0].is_cuda and torch.cuda.is_current_stream_capturing():
         return None
-    return [tensor._version for tensor in tensors]
+    versions = [tensor._version for tensor in tensors]
+    if tensors[0].is_cuda:
+        versions.append(torch.cuda.current_stream(tensors[0].device).cuda_stream)
+    return versions
 
 
 def _made(counts, lists, full_counts, full_lists):

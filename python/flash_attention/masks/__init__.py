@@ -22,15 +22,18 @@ from flash_attention.masks.builders import (
 from flash_attention.masks.drawing import show
 from flash_attention.masks.from_bool import from_bool
 from flash_attention.masks.intervals import IntervalMask
+from flash_attention.masks.prepared import PreparedMask, prepare
 
 __all__ = [
     "BlockMask",
     "IntervalMask",
+    "PreparedMask",
     "block_causal",
     "block_diffusion",
     "documents",
     "from_bool",
     "prefix_lm",
+    "prepare",
     "shared_prefix",
     "show",
     "sink_window",
