@@ -25,7 +25,10 @@ std::string to_string(const Plan& plan) {
   out << "kernel     " << plan.kernel << '\n';
   out << "tile       " << plan.block_q << " queries x " << plan.block_kv << " keys";
   if (plan.num_splits > 1) out << ", keys in " << plan.num_splits << " parts";
-  out << "\nworkspace  " << plan.workspace_bytes << " bytes\n";
+  out << "\nworkspace  " << plan.workspace_bytes << " bytes";
+  if (plan.mask.present)
+    out << ", " << plan.workspace_bytes - plan.mask.begin << " of them what the first launch finds out about the masks";
+  out << '\n';
   for (const Launch& launch : plan.launches) {
     out << "launch     " << launch.entry << " (" << launch.unit << ") grid " << launch.grid[0] << 'x' << launch.grid[1]
         << 'x' << launch.grid[2] << ", " << launch.block << " threads, " << launch.shared_bytes << " bytes shared";

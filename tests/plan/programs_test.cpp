@@ -122,6 +122,9 @@ TEST(Programs, WhatTheMapMakesIsTheEndOfTheWorkspace) {
         EXPECT_TRUE(of_masks || plan.workspace_offsets[n] < begin) << n;
       }
       EXPECT_LT(plan.mask.begin, plan.workspace_bytes);
+      const std::string found_out =
+          std::to_string(plan.workspace_bytes - plan.mask.begin) + " of them what the first launch";
+      EXPECT_NE(to_string(plan).find(found_out), std::string::npos) << to_string(plan);
     }
   }
   EXPECT_FALSE(make_plan(of_size("", 1, 16, 8192), Pass::forward, hopper_gpu).mask.present);
