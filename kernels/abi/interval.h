@@ -63,14 +63,17 @@ constexpr Ints abs(Ints x) {
 }
 constexpr Ints min(Ints x, Ints y) { return {less(x.lo, y.lo), less(x.hi, y.hi)}; }
 constexpr Ints max(Ints x, Ints y) { return {more(x.lo, y.lo), more(x.hi, y.hi)}; }
+/// Of 32-bit numbers, as all bounds are: a GPU divides 64 bits in some hundred instructions.
 constexpr long long floor_quotient(long long x, long long y) {
-  const long long quotient = x / y;
-  return quotient - (quotient * y != x && (x < 0) != (y < 0) ? 1 : 0);
+  if (y == -1) return -x;
+  const int from = static_cast<int>(x), by = static_cast<int>(y), quotient = from / by;
+  return quotient - (quotient * by != from && (from < 0) != (by < 0) ? 1 : 0);
 }
 constexpr Ints floordiv(Ints x, Ints y) {
   if (y.lo <= 0 && y.hi >= 0) return any_int();
-  const long long a = floor_quotient(x.lo, y.lo), b = floor_quotient(x.lo, y.hi);
-  const long long c = floor_quotient(x.hi, y.lo), d = floor_quotient(x.hi, y.hi);
+  const long long a = floor_quotient(x.lo, y.lo), c = floor_quotient(x.hi, y.lo);
+  if (y.lo == y.hi) return checked(less(a, c), more(a, c));
+  const long long b = floor_quotient(x.lo, y.hi), d = floor_quotient(x.hi, y.hi);
   return checked(less(less(a, b), less(c, d)), more(more(a, b), more(c, d)));
 }
 constexpr Ints mod(Ints x, Ints y) {

@@ -110,6 +110,34 @@ Counted count_tiles(const char* text, const std::vector<int>& scalars, Visible v
   return counted;
 }
 
+// Quotients and remainders of all that 32 bits hold, by what has either sign, lie in the intervals that are said.
+TEST(ProgramClasses, QuotientsAtTheEndsOf32Bits) {
+  using abi::interval::Ints;
+  const long long low = abi::interval::smallest, high = abi::interval::largest;
+  const auto floor_of = [](long long x, long long y) { return x / y - (x % y != 0 && (x < 0) != (y < 0) ? 1 : 0); };
+  const long long values[] = {low, low + 1, -1000003, -8, -7, -1, 0, 1, 6, 7, 1000003, high - 1, high};
+  for (const long long from : values) {
+    for (const long long to : values) {
+      for (const long long by : values) {
+        if (from > to || by == 0) continue;
+        for (const long long wide : {0ll, 3ll}) {
+          if (wide != 0 && (by > high - wide || (by < 0 && by + wide >= 0))) continue;
+          const Ints quotient = abi::interval::floordiv(Ints{from, to}, Ints{by, by + wide});
+          const Ints rest = abi::interval::mod(Ints{from, to}, Ints{by, by + wide});
+          for (const long long x : {from, to, from + (to - from) / 2}) {
+            const long long exact = floor_of(x, by), kept = exact > high ? low : exact;  // it goes round
+            EXPECT_TRUE(quotient.lo <= kept && kept <= quotient.hi) << x << " // " << by;
+            EXPECT_TRUE(rest.lo <= x - exact * by && x - exact * by <= rest.hi) << x << " % " << by;
+          }
+          if (from == to && wide == 0 && floor_of(from, by) <= high) {
+            EXPECT_EQ(quotient.lo, quotient.hi);
+          }
+        }
+      }
+    }
+  }
+}
+
 // Remainders go round inside of tiles. Their pieces are known exactly.
 TEST(ProgramClasses, TilesOfRemainders) {
   const auto near = [](int x, int y, int reach) { return std::abs(x - y) <= reach; };
