@@ -1,13 +1,13 @@
 """Times masks as data against torch's FlexAttention, compiled, and against our own other ways to say the same.
 
     python bench/benchmark_masks.py --lengths 8192 16384
-    python bench/benchmark_masks.py --lengths 16384 --ways intervals bool --launches
+    python bench/benchmark_masks.py --lengths 16384 --ways intervals bool
     python bench/benchmark_masks.py --device cpu --lengths 2048 --heads 4 --only documents --json masks.json
 
 Masks: those of flash_attention.masks. Ways: "intervals" (hidden_rows), "bool" (the
 same as mask=), "packed" (documents as attention_packed), "flex" (FlexAttention's block mask, made before the clock
 starts). TFLOP/s are over visible pairs: 4 * pairs * head_dim forward, 2.5 times that backward. Results are compared first.
---launches lists the microseconds of every launch of a forward call: those before the longest prepare the mask.
+On a GPU the microseconds that prepare a mask before the forward kernel are kept, too (prepare_us).
 """
 
 import argparse
@@ -90,17 +90,6 @@ def passes_of(way, call, q, k, v, grad, device):
     return forward, lambda: torch.autograd.grad(out, (q, k, v), grad, retain_graph=True)
 
 
-def launches(call):
-    """Microseconds of each kernel of a call, in order."""
-    torch.cuda.synchronize()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        call()
-        torch.cuda.synchronize()
-    found = [event for event in profile.events() if event.device_type == torch.autograd.DeviceType.CUDA]
-    found.sort(key=lambda event: event.time_range.start)
-    return " ".join(f"{event.time_range.elapsed_us():.1f}" for event in found)
-
-
 def passes_that_run(name, mask, tensors, arguments):
     """{way: (forward, backward)}, compared with the first; what FlexAttention cannot compile is left out."""
     q, k, v, grad = tensors
@@ -126,17 +115,18 @@ def report(name, mask, tensors, arguments, timer, kept):
     length = tensors[0].shape[1]
     pairs = int(mask.to(arguments.device).visible().sum()) * arguments.batch * arguments.heads
     made = passes_that_run(name, mask, tensors, arguments)
-    if arguments.launches:
-        for way, (forward, _) in made.items():
-            print(f"{name:16} {length:6} launches of {way}, us: {launches(forward)}", flush=True)
+    ours = [way for way in made if way != "flex"] if arguments.device == "cuda" else []
+    prepared = dict(zip(ours, timer.prepare_us([made[way][0] for way in ours]), strict=True)) if ours else {}
     for which, factor in ((0, 4), (1, 10)):
         there = [way for way in made if made[way][which] is not None]
         calls = [timer.warmed(made[way][which]) for way in there]
         found, title = dict(zip(there, timer.in_turn(calls), strict=True)), ("forward", "backward")[which]
         for row in found.values():
             row["tflops"] = round(factor * pairs * arguments.head_dim / row["ms"] / 1e9, 4)
-        kept.add(f"{name}, L{length}", title, found, ("flex",))
+        more = {"prepare_us": prepared} if prepared and which == 0 else {}
+        kept.add(f"{name}, L{length}", title, found, ("flex",), **more)
         text = ", ".join(f"{way} {row['tflops']:.3g}" for way, row in found.items())
+        text += "".join(f"; {way} prepared in {us} us" for way, us in more.get("prepare_us", {}).items())
         print(f"{name:16} {length:6} {title:8} {text}", flush=True)
 
 
@@ -149,7 +139,6 @@ def main():
     parser.add_argument("--head-dim", type=int, default=128)
     parser.add_argument("--only", nargs="*", default=[])
     parser.add_argument("--ways", nargs="+", default=["intervals", "bool", "packed", "flex"])
-    parser.add_argument("--launches", action="store_true")
     parser.add_argument("--seconds", type=float, default=0.15, help="of samples for each entry")
     command.add_share(parser, "masks")
     command.add_json(parser)

@@ -116,19 +116,26 @@ def report(name, score_mod, mask_mod, length, arguments, timer, kept):
     check(name, made)
     pairs = visible_pairs(mask_mod, length, arguments.device) * arguments.batch * arguments.heads
     first = {who: round(made[who][2], 3) for who in made}
+    hides = mask_mod is not None and arguments.device == "cuda"
+    prepared = {"prepare_us": {"ours": timer.prepare_us([made["ours"][0]])[0]}} if hides else {}
     for which, factor in ((0, 4), (1, 10)):
         there = [who for who in made if made[who][which] is not None]
         found = dict(zip(there, timer.in_turn([timer.warmed(made[who][which]) for who in there]), strict=True))
         for row in found.values():
             row["tflops"] = round(factor * pairs * arguments.head_dim / row["ms"] / 1e9, 4)
         title, ours = ("forward", "backward")[which], found["ours"]
-        kept.add(f"{name}, L{length}", title, found, ("flex",), first_seconds=first)
+        more = prepared if which == 0 else {}
+        kept.add(f"{name}, L{length}", title, found, ("flex",), first_seconds=first, **more)
         others = [
             f"{found[who]['tflops']:8.4g} {found[who]['ms'] / ours['ms']:6.2f}" if who in found else f"{'-':>8} {'-':>6}"
             for who in ("built in", "flex")
         ]
         took = ", ".join(f"{first[who]:.1f}" if who in first else "-" for who in ("ours", "built in", "flex"))
-        print(f"{name:16} {length:6} {title:8} {ours['tflops']:8.4g} {' '.join(others)}   {took}", flush=True)
+        print(
+            f"{name:16} {length:6} {title:8} {ours['tflops']:8.4g} {' '.join(others)}   {took}"
+            + "".join(f"; mask prepared in {us} us" for us in more.get("prepare_us", {}).values()),
+            flush=True,
+        )
 
 
 def main():

@@ -120,6 +120,40 @@ class Timer:
             if turns:
                 self.sleep_cycles = min(2 * self.sleep_cycles, MOST_SLEEP_CYCLES)
 
+    def prepare_us(self, calls, times=5):
+        """Of each call the microseconds of what it launches before its longest launch: what prepares a mask. Medians of the
+        launches by torch's profiler, L2 emptied before each call."""
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            for _ in range(times):
+                for call in calls:
+                    self.flush.fill_(1)  # a kernel of torch's, between the calls
+                    call()
+            torch.cuda.synchronize()
+        on_gpu = [event for event in profile.events() if event.device_type == torch.autograd.DeviceType.CUDA]
+        on_gpu.sort(key=lambda event: event.time_range.start)
+        found = launches_between([(event.name, event.time_range.elapsed_us()) for event in on_gpu], "FillFunctor")
+        return [before_the_longest(found[n :: len(calls)]) for n in range(len(calls))]
+
+
+def launches_between(launches, mark):
+    """[(name, us)] -> for each launch whose name has the mark, the us of those behind it."""
+    found = []
+    for name, us in launches:
+        if mark in name:
+            found.append([])
+        elif found:
+            found[-1].append(us)
+    return found
+
+
+def before_the_longest(calls):
+    """calls: of each the us of its launches. The median of each launch; the sum of those before the longest. None: the
+    profiler saw no launch."""
+    medians = [statistics.median(same) for same in zip(*calls, strict=False)]
+    if not medians:
+        return None
+    return round(sum(medians[: medians.index(max(medians))]), 1)
+
 
 def schedule(counts):
     """Whose turn it is, i counts[i] times and spread evenly: [3, 1] -> [0, 0, 1, 0]."""

@@ -19,6 +19,15 @@ def test_turns_are_spread_evenly(counts):
         assert abs(half - number / 2) <= 1
 
 
+def test_what_prepares_a_mask_is_what_comes_before_the_longest_launch():
+    launches = [("other", 1.0), ("Fill<int>", 50.0), ("kernel", 9.0), ("kernel", 100.0), ("kernel", 4.0)]
+    launches += [("Fill<int>", 60.0), ("kernel", 11.0), ("kernel", 90.0), ("kernel", 5.0)]
+    calls = timing.launches_between(launches, "Fill")
+    assert calls == [[9.0, 100.0, 4.0], [11.0, 90.0, 5.0]]
+    assert timing.before_the_longest(calls) == 10.0
+    assert timing.before_the_longest([[7.0], [8.0]]) == 0  # nothing is prepared
+
+
 class CountingTimer:
     """Instead of a GPU: which calls were timed together."""
 
