@@ -38,8 +38,21 @@ constexpr int mask_map_rows(bool makes_words, MapBytes bytes, int block_q, long 
   return !makes_words || tiles >= 256 * 8 ? max_map_rows : tiles >= 256 * 4 ? 4 : 2;
 }
 
+// A mask program that is by itself, where words are made (mask/program_rows.cuh): a block takes a row tile of the kernel
+// and so many words of the map. Several blocks share the blocks of keys that are tested where there are few row tiles.
+constexpr bool map_by_program(const Features& features, bool makes_words) {
+  return makes_words && features.mask_program && !features.mask && !features.block_mask && features.hidden_bounds == 0;
+}
+constexpr int program_map_words = 8, program_row_bytes = 64;
+constexpr int program_map_blocks(int block_q, long long seq_q, long long seq_kv) {
+  const long long rows = (seq_q + block_q - 1) / block_q;
+  return static_cast<int>(rows * ((map_words(seq_kv) + program_map_words - 1) / program_map_words));
+}
+constexpr int program_map_parts(int blocks) { return blocks >= 192 ? 1 : blocks >= 96 ? 2 : 4; }
+
 /// What a mask program's tensors hold in a tile of keys is found once for the rows of a block: of so many reads.
 constexpr int max_seen_keys = 8, seen_keys_bytes = 16 * max_seen_keys;
+constexpr int program_map_bytes = 128 * program_row_bytes + 32 * program_map_words * (seen_keys_bytes + 4);
 
 /// Blocks that take the rows of tiles. Columns have whole words.
 constexpr int mask_map_row_blocks(bool makes_words, int rows, long long seq_q) {

@@ -3,6 +3,8 @@
 #include "mask/byte_class.cuh"
 #include "mask/byte_rows.cuh"
 #include "mask/byte_words.cuh"
+#include "mask/program_rows.cuh"
+#include "mask/unit_bounds.cuh"
 #include "ptx/launch.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/shared.cuh"
@@ -13,7 +15,7 @@
 // A block takes 32 tiles of keys and 8 rows of tiles, or fewer where it makes words of masks, so that many SMs take part:
 //
 //     for each tile of keys, by a warp:    what the hidden rows of its 64 keys have in common      bounds_of
-//     for all tiles of keys, by one warp:  what a program's tensors hold there                     seen_keys
+//     for each tile of keys, by a warp:    what a program's tensors hold there                     keep_seen_keys
 //     for each row of tiles, by a warp:    a lane classifies one tile: none, partial or full       class_at
 //       two votes make the words of the row: seen, full
 //     [the same words by columns, for the backward pass]
@@ -21,6 +23,7 @@
 //
 // With a boolean mask and words: those of all blocks first, which say what the tiles are          byte_words.cuh
 // or, where it is by itself, rows of bytes, 16 a lane                                             byte_rows.cuh
+// A program by itself, with words: a row tile at a time                                           program_rows.cuh
 //
 // The counter by which the next launch takes its tiles is set to 0 here, too (dynamic_scheduler).
 
@@ -76,26 +79,6 @@ struct MaskMap {
   const int head_idx;
   const tile::MaskData<features> data;
   const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
-
-  /// What the keys of a unit have in common, in all lanes.
-  __device__ __forceinline__ KeyBounds bounds_of(int unit) const {
-    KeyBounds bounds = no_bounds();
-    for (int key = unit * mask_unit + lane; key < tile::min((unit + 1) * mask_unit, sequence.rows_kv); key += 32) {
-      take_key(bounds, data.rows + key * features.hidden_bounds, features.hidden_bounds);
-    }
-#pragma unroll
-    for (int which = 0; which < 2; ++which) {
-#pragma unroll
-      for (int distance = 16; distance > 0; distance /= 2) {
-        const auto other = [&](int value) { return ptx::shuffle_xor(value, distance); };
-        bounds.begin_max[which] = tile::max(bounds.begin_max[which], other(bounds.begin_max[which]));
-        bounds.end_max[which] = tile::max(bounds.end_max[which], other(bounds.end_max[which]));
-        bounds.begin_min[which] = tile::min(bounds.begin_min[which], other(bounds.begin_min[which]));
-        bounds.end_min[which] = tile::min(bounds.end_min[which], other(bounds.end_min[which]));
-      }
-    }
-    return bounds;
-  }
 
   /// What a mask program leaves of the rows [first, last] and the keys of a unit, from intervals (abi/interval.h).
   __device__ __forceinline__ TileClass program_of(int first, int last, int unit, const SeenKeys& keys,
@@ -160,11 +143,9 @@ __device__ __forceinline__ void map_by_words(const MaskMap<config>& map, const t
 }
 
 template <ForwardConfig config>
-__device__ __forceinline__ void mask_map(const AttentionArgs& args) {
+__device__ __forceinline__ void map_tiles(const AttentionArgs& args) {
   using Map = MaskMap<config>;
   constexpr Features features = config.features;
-  ptx::let_next_launch_begin();
-  if (config.dynamic_scheduler && blockIdx.x == 0 && threadIdx.x == 0) *static_cast<unsigned*>(args.workspace) = 0;
   const int words = map_words(args.seq_kv);
   const int rows_of_block = mask_map_rows(Map::makes_words, Map::from_bytes, config.block_q, args.seq_q, args.seq_kv);
   const int row_blocks = mask_map_row_blocks(Map::makes_words, rows_of_block, args.seq_q);
@@ -193,14 +174,12 @@ __device__ __forceinline__ void mask_map(const AttentionArgs& args) {
   if constexpr (features.hidden_bounds != 0) {
 #pragma unroll 2
     for (int n = map.warp; n < 32; n += config.num_warps) {
-      const KeyBounds found = map.bounds_of(32 * word + n);
+      const KeyBounds found = mask::bounds_of<features.hidden_bounds>(map.data.rows, 32 * word + n, sequence.rows_kv);
       if (map.lane == 0) storage.bounds[n] = found;
     }
   }
   if constexpr (features.mask_program) {
-    if (map.warp == 0 && exists)
-      storage.seen_keys[map.lane] =
-          map.data.program.seen_keys(unit * mask_unit, tile::min((unit + 1) * mask_unit, sequence.rows_kv));
+    mask::keep_seen_keys<config.num_warps>(map.data.program, 32 * word, 32, sequence.rows_kv, storage.seen_keys);
   }
   if constexpr (features.mask) map.class_bytes(storage, row_begin, unit, exists);
   if constexpr (features.hidden_bounds != 0 || features.mask_program || features.mask)
@@ -243,6 +222,17 @@ __device__ __forceinline__ void mask_map(const AttentionArgs& args) {
     const unsigned seen = storage.rows[map.lane % max_map_rows].seen;
     const unsigned found = ptx::ballot(map.lane < max_map_rows && (seen >> n & 1) != 0);
     if (map.lane == 0) columns[column * column_bytes + row_begin / max_map_rows] = static_cast<unsigned char>(found);
+  }
+}
+
+template <ForwardConfig config>
+__device__ __forceinline__ void mask_map(const AttentionArgs& args) {
+  ptx::let_next_launch_begin();
+  if (config.dynamic_scheduler && blockIdx.x == 0 && threadIdx.x == 0) *static_cast<unsigned*>(args.workspace) = 0;
+  if constexpr (map_by_program(config.features, MaskMap<config>::makes_words)) {
+    mask::map_program<config>(args);
+  } else {
+    map_tiles<config>(args);
   }
 }
 

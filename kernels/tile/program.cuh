@@ -3,6 +3,7 @@
 #include "abi/args.h"
 #include "abi/interval.h"
 #include "ptx/convert.cuh"
+#include "ptx/warp.cuh"
 #include "tile/math.cuh"
 
 // What the source of a program is made of (src/program/source.cpp writes it, before the kernel): its operations, and the
@@ -206,11 +207,42 @@ __device__ __forceinline__ abi::interval::Ints range_of_ints(const Span& span, G
   return {lo, hi};
 }
 
+/// The same by eight lanes of a warp together, for a span that they have in common. All lanes of the warp take part.
+constexpr int range_lanes = 8;
+template <typename Get>
+__device__ __forceinline__ abi::interval::Ints range_of_ints_by_lanes(const Span& span, Get get) {
+  constexpr int at_once = 8;  // loads in flight
+  int lo = 2147483647, hi = -lo - 1;
+#pragma unroll 1
+  for (int begin = static_cast<int>(threadIdx.x) % range_lanes; begin < span.count; begin += range_lanes * at_once) {
+    int values[at_once];
+#pragma unroll
+    for (int n = 0; n < at_once; ++n) values[n] = get(span.place + min(begin + range_lanes * n, span.count - 1));
+#pragma unroll
+    for (const int value : values) lo = min(lo, value), hi = max(hi, value);
+  }
+#pragma unroll
+  for (int distance = range_lanes / 2; distance > 0; distance /= 2) {
+    lo = min(lo, ptx::shuffle_xor(lo, distance));
+    hi = max(hi, ptx::shuffle_xor(hi, distance));
+  }
+  return span.count == 0 ? abi::interval::any_int() : abi::interval::Ints{lo, hi};
+}
+
+constexpr abi::interval::Bools as_bools(const abi::interval::Ints& range) { return {range.hi > 0, range.lo <= 0}; }
 template <typename Get>
 __device__ __forceinline__ abi::interval::Bools range_of_bools(const Span& span, Get get) {
-  const abi::interval::Ints range = range_of_ints(span, [&](int place) { return get(place) ? 1 : 0; });
-  return {range.hi > 0, range.lo <= 0};
+  return as_bools(range_of_ints(span, [&](int place) { return get(place) ? 1 : 0; }));
 }
+template <typename Get>
+__device__ __forceinline__ abi::interval::Bools range_of_bools_by_lanes(const Span& span, Get get) {
+  return as_bools(range_of_ints_by_lanes(span, [&](int place) { return get(place) ? 1 : 0; }));
+}
+
+/// Whether two values of rows are the same bits, so that all that follows from them is the same.
+__device__ __forceinline__ bool same(int x, int y) { return x == y; }
+__device__ __forceinline__ bool same(bool x, bool y) { return x == y; }
+__device__ __forceinline__ bool same(float x, float y) { return __builtin_bit_cast(int, x) == __builtin_bit_cast(int, y); }
 
 }  // namespace program
 }  // namespace flash_attention::tile

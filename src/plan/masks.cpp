@@ -64,8 +64,14 @@ void add_map(const Problem& p, Plan& plan) {
   launch.shared_bytes = 32 * static_cast<int>(sizeof(abi::KeyBounds)) +
                         (config.features.mask_program ? 32 * abi::seen_keys_bytes : 32) +
                         (abi::max_map_rows + warps) * static_cast<int>(sizeof(abi::TileWords));
-  launch.grid[0] =
-      static_cast<int>(words * abi::mask_map_row_blocks(makes_words, rows_of_block, p.seq_q) * heads * batches);
+  std::int64_t blocks = words * abi::mask_map_row_blocks(makes_words, rows_of_block, p.seq_q);
+  if (abi::map_by_program(config.features, makes_words)) {
+    const int tiles = abi::program_map_blocks(config.block_q, p.seq_q, p.seq_kv);
+    blocks = static_cast<std::int64_t>(tiles) * abi::program_map_parts(tiles);
+    launch.shared_bytes = abi::program_map_bytes;
+    launch.min_blocks_per_sm = 2;
+  }
+  launch.grid[0] = static_cast<int>(blocks * heads * batches);
   plan.launches.insert(plan.launches.begin(), std::move(launch));
 }
 

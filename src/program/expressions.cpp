@@ -80,7 +80,7 @@ std::string number(const Program& program, const Node& node, const NodeName& nam
   }
 }
 
-std::string range(const Program& program, const Node& node) {
+std::string range(const Program& program, const Node& node, bool by_lanes) {
   const std::string interval = "abi::interval::";
   const auto unknown = [&] {
     return interval + (node.type == Type::real ? "any_real()" : node.type == Type::integer ? "any_int()" : "any_bool()");
@@ -98,7 +98,7 @@ std::string range(const Program& program, const Node& node) {
       return interval + "constant(" + number(program, node, value) + ")";
     case Op::load: {
       if (node.type == Type::real) return unknown();
-      const std::string kind = node.type == Type::integer ? "ints" : "bools";
+      const std::string kind = std::string(node.type == Type::integer ? "ints" : "bools") + (by_lanes ? "_by_lanes" : "");
       return "program::range_of_" + kind + "(program::span(" + arguments(node, value, sizes(node.index)) +
              "), [&](int place) { return " + element(program, node.index) + "(" + tensor(node.index) + ", place); })";
     }

@@ -21,7 +21,8 @@ std::string hexadecimal(std::uint32_t bits);
 /// A node as an expression of numbers.
 std::string number(const Program& program, const Node& node, const NodeName& name);
 
-/// A node as an expression of ranges.
-std::string range(const Program& program, const Node& node);
+/// A node as an expression of ranges. by_lanes: neighbouring lanes have the same ranges, and read
+/// tensors together.
+std::string range(const Program& program, const Node& node, bool by_lanes = false);
 
 }  // namespace flash_attention::program

@@ -56,10 +56,11 @@ std::string seen_source(const Program& program) {
   for (int n = 0; n < static_cast<int>(nodes.size()); ++n) {
     const Stage stage = stages[static_cast<std::size_t>(n)];
     const bool is_kept = std::find(kept.begin(), kept.end(), n) != kept.end();
-    const std::string line =
-        "    const auto " + value(n) + " = " + range(program, nodes[static_cast<std::size_t>(n)]) + ";\n";
-    if (!kept.empty() && n <= kept.back() && (stage == Stage::key || stage == Stage::head)) key_body += line;
-    body += is_kept ? "    const auto " + value(n) + " = keys." + value(n) + ";\n" : line;
+    const Node& node = nodes[static_cast<std::size_t>(n)];
+    const std::string name = "    const auto " + value(n) + " = ";
+    if (!kept.empty() && n <= kept.back() && (stage == Stage::key || stage == Stage::head))
+      key_body += name + range(program, node, true) + ";\n";
+    body += name + (is_kept ? "keys." + value(n) : range(program, node)) + ";\n";
   }
   const std::string struct_text = "  struct SeenKeys {\n" + members + "  };\n" + member_function +
                                   "SeenKeys seen_keys(int j_begin, int j_end) const {\n" + key_body + "    return {" +

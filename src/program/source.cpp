@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "program/expressions.h"
+#include "program/row_terms.h"
 #include "program/seen.h"
 #include "program/stages.h"
 
@@ -122,7 +123,10 @@ class Writer {
     roots = {score_, slope_};
     for (const Derivative& d : derivatives_) roots.insert(roots.end(), {d.offset, d.derivative});
     parts_.emplace_back(program_, nodes, 's', roots, short_);
-    parts_.emplace_back(program_, program.nodes, 'm', std::vector<int>{program.visible}, short_);
+    if (program.visible >= 0) terms_ = row_terms(program.nodes, program.visible);
+    roots = {program.visible};
+    for (const RowTerm& term : terms_) roots.insert(roots.end(), term.roots.begin(), term.roots.end());
+    parts_.emplace_back(program_, program.nodes, 'm', roots, short_);
   }
 
   std::string run() const {
@@ -137,7 +141,7 @@ class Writer {
     text += "      : args(given.program), b(batch_idx), h(head_idx) {\n" + lines(Stage::head, "") + "  }\n\n";
     text += stage_function("Row row", "i", Stage::row) + stage_function("Key key", "j", Stage::key);
     if (program_.score >= 0) text += score() + score_and_slope() + derivatives();
-    if (program_.visible >= 0) text += visible() + seen_source(program_);
+    if (program_.visible >= 0) text += visible() + terms() + seen_source(program_);
     return text + "};\n\n}  // namespace flash_attention::tile\n\n";
   }
 
@@ -218,6 +222,27 @@ class Writer {
            ";\n  }\n";
   }
 
+  /// The mask in parts: what each term says, and which rows it cannot tell apart.
+  std::string terms() const {
+    const Part& mask = parts_[1];
+    std::string says, alike;
+    for (std::size_t n = 0; n < terms_.size(); ++n) {
+      const std::string condition = "    if constexpr (term == " + std::to_string(n) + ") {\n";
+      std::string value, same = "true";
+      for (const int root : terms_[n].roots) value += (value.empty() ? "" : " && ") + mask.name(root, Stage::pair);
+      for (const int v : terms_[n].row_values) {
+        const std::string name = mask.name(v, Stage::pair).substr(4);  // behind "row."
+        same += " && program::same(x." + name + ", y." + name + ")";
+      }
+      says += condition + mask.pair_lines(terms_[n].roots) + "    return " + value + ";\n    }\n";
+      alike += condition + "    return " + same + ";\n    }\n";
+    }
+    const std::string head = std::string("  template <int term>\n") + device + "bool ";
+    return "  static constexpr int num_terms = " + std::to_string(terms_.size()) + ";\n" + head +
+           "term_sees(const Row& row, const Key& key) const {\n" + says + "    return true;\n  }\n" + head +
+           "alike(const Row& x, const Row& y) const {\n" + alike + "    return false;\n  }\n";
+  }
+
   std::string pair(int node) const { return parts_[0].name(node, Stage::pair); }
 
   const Program& program_;
@@ -226,6 +251,7 @@ class Writer {
   float largest_ = 0;
   int score_ = -1, slope_ = -1;
   std::vector<Derivative> derivatives_;
+  std::vector<RowTerm> terms_;
   std::vector<Part> parts_;  // the score, the mask
 };
 
