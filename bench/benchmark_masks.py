@@ -4,10 +4,10 @@
     python bench/benchmark_masks.py --lengths 16384 --ways intervals bool
     python bench/benchmark_masks.py --device cpu --lengths 2048 --heads 4 --only documents --json masks.json
 
-Masks: those of flash_attention.masks. Ways: "intervals" (hidden_rows), "bool" (the
-same as mask=), "packed" (documents as attention_packed), "flex" (FlexAttention's block mask, made before the clock
-starts). TFLOP/s are over visible pairs: 4 * pairs * head_dim forward, 2.5 times that backward. Results are compared first.
-On a GPU the microseconds that prepare a mask before the forward kernel are kept, too (prepare_us).
+Masks: those of flash_attention.masks. Ways: "intervals" (hidden_rows), "bool" (the same as mask=), "packed" (documents as
+attention_packed), "flex" (FlexAttention's block mask). Masks are made before the clock starts, ours as FlexAttention's
+(masks.prepare), and serve all calls. TFLOP/s are over visible pairs: 4 * pairs * head_dim forward, 2.5 times that backward.
+Results are compared first. On a GPU what prepares a mask before the forward kernel is kept, too (prepare_us, microseconds).
 """
 
 import argparse
@@ -48,12 +48,13 @@ def gallery(length):
 
 def ways_of(name, mask, length, q, device, wanted):
     """{way: call(q, k, v)}"""
-    hidden = mask.to(device)
+    hidden = masks.prepare(mask.to(device))
     ways = {"intervals": lambda q, k, v: flash_attention.attention(q, k, v, hidden_rows=hidden)}
     visible = None
     if length <= 32768:
         visible = mask.to(device).visible()
-        ways["bool"] = lambda q, k, v: flash_attention.attention(q, k, v, mask=visible)
+        prepared = masks.prepare(visible)
+        ways["bool"] = lambda q, k, v: flash_attention.attention(q, k, v, mask=prepared)
     if name.startswith("documents") and q.shape[0] == 1:
         starts = torch.tensor(edges(length, 8), dtype=torch.int32, device=device)
         longest = int((starts[1:] - starts[:-1]).max())
@@ -76,6 +77,20 @@ def ways_of(name, mask, length, q, device, wanted):
 
         ways["flex"] = flex
     return {way: call for way, call in ways.items() if way in wanted}
+
+
+def prepare_us(mask, tensors, timer, ways):
+    """{way: microseconds before the forward kernel in calls that find out about the mask themselves}"""
+    q, k, v = (tensor.detach() for tensor in tensors[:3])
+    mask = mask.to(q.device)
+    calls = {"intervals": lambda: flash_attention.attention(q, k, v, hidden_rows=mask)}
+    if "bool" in ways:
+        visible = mask.visible()
+        calls["bool"] = lambda: flash_attention.attention(q, k, v, mask=visible)
+    calls = {way: call for way, call in calls.items() if way in ways}
+    for call in calls.values():
+        call()  # what is compiled is compiled
+    return dict(zip(calls, timer.prepare_us(list(calls.values())), strict=True)) if calls else {}
 
 
 def passes_of(way, call, q, k, v, grad, device):
@@ -115,8 +130,7 @@ def report(name, mask, tensors, arguments, timer, kept):
     length = tensors[0].shape[1]
     pairs = int(mask.to(arguments.device).visible().sum()) * arguments.batch * arguments.heads
     made = passes_that_run(name, mask, tensors, arguments)
-    ours = [way for way in made if way != "flex"] if arguments.device == "cuda" else []
-    prepared = dict(zip(ours, timer.prepare_us([made[way][0] for way in ours]), strict=True)) if ours else {}
+    prepared = prepare_us(mask, tensors, timer, made) if arguments.device == "cuda" else {}
     for which, factor in ((0, 4), (1, 10)):
         there = [way for way in made if made[way][which] is not None]
         calls = [timer.warmed(made[way][which]) for way in there]
