@@ -21,7 +21,8 @@ __device__ __forceinline__ void add_nonfinite(const Warpgroup<config>& wg, typen
                                               unsigned V_smem, int kv_begin, const Tile& tile,
                                               const ScoreMath<config>& math) {
   using S = Shape<config>;
-  constexpr bool has_program = config.features.score_program || config.features.mask_program;
+  // What says that a row sees a key may be long: it stands here once, not at each column, and takes less to compile.
+  constexpr bool is_long = config.features.score_program || config.features.mask_program || config.features.made_words;
   const auto pair_of = [&](int key, int group) {
     const unsigned piece = V_smem + group / 8 * keys * 128 + key * 128 + (group % 8 ^ key % 8) * 16;
     return ptx::load_shared<unsigned>(piece + 2 * math.column);
@@ -30,7 +31,7 @@ __device__ __forceinline__ void add_nonfinite(const Warpgroup<config>& wg, typen
 #pragma unroll 1
   for (int key = 0; key < keys; ++key) {
     bool reaches[2] = {};
-    if constexpr (has_program) {  // a program may be long: it stands here once, not at each column
+    if constexpr (is_long) {
       bool finite = true;
 #pragma unroll
       for (int group = 0; group < S::width_v / 8; ++group) finite = finite && !has_nonfinite<S::type>(pair_of(key, group));
@@ -46,7 +47,7 @@ __device__ __forceinline__ void add_nonfinite(const Warpgroup<config>& wg, typen
       if (!has_nonfinite<S::type>(pair)) continue;
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        if (has_program ? !reaches[r] : !math.reaches_output(wg.args, tile, math.row + 8 * r, kv_begin + key)) continue;
+        if (is_long ? !reaches[r] : !math.reaches_output(wg.args, tile, math.row + 8 * r, kv_begin + key)) continue;
         const float low = ptx::unpack_low<S::type>(pair), high = ptx::unpack_high<S::type>(pair);
         O[4 * group + 2 * r] += low - low == 0.0f ? 0.0f : low;
         O[4 * group + 2 * r + 1] += high - high == 0.0f ? 0.0f : high;
