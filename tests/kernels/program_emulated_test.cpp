@@ -118,7 +118,7 @@ TEST(EmulatedSm90Programs, DistancesWindowsAndHugeScores) {
   const Sm90Program programs[] = {
       {"d = sub i j\na = abs d\nf = float a\ny = mul f 0.125\nz = sub score y\np = ge d -100\nq = le d 90\nm = mod j 7\n"
        "n = ne m 3\nx = and p n\nv = and x q\nscore = z\nvisible = v"},
-      {"x = div score 3.0\ny = tanh x\nz = mul y 2.0\np = ge i j\nscore = z\nvisible = p"},
+      {"x = div score 3.0\ny = tanh x\nw = detach y\nu = mul w y\nz = add y u\np = ge i j\nscore = z\nvisible = p"},
       {"m = mod i 3\np = eq m 0\nt = where p -3.4e38 score\nq = eq m 1\no = eq j 10\nv = and q o\n"
        "s = where v 3.2e38 t\nscore = s",
        false},
