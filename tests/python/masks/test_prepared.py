@@ -2,6 +2,8 @@
 
 import copy
 import math
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -355,3 +357,13 @@ def test_many_calls_one_after_another():
     for n, result in enumerate(results):
         assert torch.equal(result, expected[n % 2]), n
     assert [mask.kept.made for mask in block_masks] == [1, 1]
+
+
+def test_a_mask_at_the_end_of_a_program():
+    """Nothing is printed about it, where something holds it for longer than the interpreter lives."""
+    text = (
+        "import ctypes; from flash_attention import _core; kept = _core.KeptMasks(len); "
+        "ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))"
+    )
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0 and done.stderr == ""
