@@ -88,6 +88,15 @@ struct Interpreter {
   FLASH_ATTENTION_INLINE void either(const Instruction& step, Reals reals, Ints ints) const {
     step.type == Type::real ? two(step, reals) : two_ints(step, ints);
   }
+  /// Lane by lane; what is the same in all of them, once.
+  template <class Function>
+  FLASH_ATTENTION_INLINE void divide(const Instruction& step, Function function) const {
+    two_ints(step, [&](Int x, Int y) {
+      if (step.uniform) return Int{} + function(x[0], y[0]);
+      for (int lane = 0; lane < vector_lanes; ++lane) x[lane] = function(x[lane], y[lane]);
+      return x;
+    });
+  }
   FLASH_ATTENTION_INLINE void fill(const Instruction& step, Vec value) const {
     for (int key = 0; key < keys; ++key) store(to(step, key), value);
   }
@@ -190,15 +199,9 @@ inline void Interpreter::run(const Instruction& step) const {
     case Op::div:
       return two(step, [](Vec x, Vec y) { return x / y; });
     case Op::floordiv:
-      return two_ints(step, [](Int x, Int y) {
-        for (int lane = 0; lane < vector_lanes; ++lane) x[lane] = floor_quotient(x[lane], y[lane]);
-        return x;
-      });
+      return divide(step, floor_quotient);
     case Op::mod:
-      return two_ints(step, [](Int x, Int y) {
-        for (int lane = 0; lane < vector_lanes; ++lane) x[lane] = floor_remainder(x[lane], y[lane]);
-        return x;
-      });
+      return divide(step, floor_remainder);
     case Op::neg:
       if (step.type == Type::real) return one(step, [](Vec x) { return -x; });
       return one(step, [](Vec x) { return (Vec)(Int)(0u - (Uint)x); });
