@@ -3,6 +3,7 @@
 // How decode multiplies rows of 8-bit keys with AVX512-BF16: converted in registers, on the way into the products of
 // PairDots, whose bits they have.
 
+#include "cpu/isa/tables.h"
 #include "cpu/tile/dot_products.h"
 
 namespace flash_attention::cpu {
@@ -45,11 +46,13 @@ struct CodeDots : PairDots {
   };
 };
 
+/// Rows that are no whole number of vectors of pairs are left to the object for AVX-512.
 inline void decode_pairs(const Call& call, std::int64_t item, void* memory) {
   if (CodeDots<Element::e4m3>::takes(call)) return decode_with<CodeDots<Element::e4m3>>(call, item, memory);
   if (CodeDots<Element::e5m2>::takes(call)) return decode_with<CodeDots<Element::e5m2>>(call, item, memory);
   if (CodeDots<Element::int8>::takes(call)) return decode_with<CodeDots<Element::int8>>(call, item, memory);
-  decode_with<PairDots>(call, item, memory);
+  const bool fits = call.head_dim % PairDots::columns == 0 && call.head_dim_v % PairDots::columns == 0;
+  fits ? decode_with<PairDots>(call, item, memory) : avx512_table.decode[0].run(call, item, memory);
 }
 
 }  // namespace

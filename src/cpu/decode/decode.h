@@ -117,11 +117,6 @@ inline void attend_values(const Call& call, const RowBlock& block, const Tile& t
 template <class Dots>
 inline void decode_tile(const Call& call, const RowBlock& block, const Tile& tile, DecodeHead& head, DecodeScratch& scratch,
                         NextTile& next) {
-  using T = typename Dots::Keys;
-  if constexpr (!Dots::any_width && sizeof(typename T::Stored) > 1) {
-    const bool fits = call.head_dim % Dots::columns == 0 && call.head_dim_v % Dots::columns == 0;
-    if (!fits) return decode_tile<FloatDots<T>>(call, block, tile, head, scratch, next);
-  }
   decode_scores<Dots>(call, block, tile, head, scratch, next);
   attend_values<Dots>(call, block, tile, head.O, scratch, next);
 }
@@ -130,11 +125,11 @@ inline void decode_tile(const Call& call, const RowBlock& block, const Tile& til
 template <class Dots>
 inline void decode_keys(const Call& call, const DecodeItem& item, RowBlock& block, DecodeScratch& scratch) {
   constexpr int bytes_ahead = 64 << 10;  // of K, and of V; with 8 heads 10 % faster on a Zen 4 than 32 KB
-  // A tile of 8-bit keys has as many as one of 16-bit keys: the same bits.
+  // A tile of 8-bit keys has as many as one of 16-bit keys, on every instruction set: the same bits.
   const int size = size_of(call.key_element), width = item.num_heads * call.head_dim * size;
   const int width_v = item.num_heads * call.head_dim_v * size;
   const int wide_bytes = item.num_heads * call.head_dim * size_of(call.element);
-  const int most = smaller(larger(bytes_ahead / wide_bytes / 16 * 16, 16), block_kv);
+  const int most = smaller(larger(bytes_ahead / wide_bytes / 16 * 16, 16), plan::cpu_block_kv);
   const auto lines = [&](int row_bytes, std::int64_t steps) {
     return static_cast<int>(ceil_div(most * ((row_bytes + 63) / 64), steps * item.num_heads));
   };

@@ -5,6 +5,7 @@
 // and so are the bits.
 
 #include "cpu/decode/decode.h"
+#include "cpu/isa/tables.h"
 
 namespace flash_attention::cpu {
 namespace {
@@ -69,11 +70,12 @@ struct LookupDots : FloatDots<Codes<element>> {
   }
 };
 
-/// Decoding by floats, float8 keys by look-ups.
+/// float8 keys by look-ups; all else is left to the object for AVX-512, which has no more rows in a block, nor keys in a
+/// tile, than this one has memory for.
 inline void decode_by_lookup(const Call& call, std::int64_t item, void* memory) {
   if (LookupDots<Element::e4m3>::takes(call)) return decode_with<LookupDots<Element::e4m3>>(call, item, memory);
   if (LookupDots<Element::e5m2>::takes(call)) return decode_with<LookupDots<Element::e5m2>>(call, item, memory);
-  decode_by_floats(call, item, memory);
+  avx512_table.decode[0].run(call, item, memory);
 }
 
 }  // namespace

@@ -10,6 +10,7 @@ namespace flash_attention::cpu {
 namespace {
 
 inline void philox(std::uint32_t (&counter)[4][vector_lanes], std::uint32_t key0, std::uint32_t key1) {
+  FLASH_ATTENTION_UNROLL
   for (int round = 0; round < 7; ++round, key0 += 0x9E3779B9u, key1 += 0xBB67AE85u) {
     for (int lane = 0; lane < vector_lanes; ++lane) {
       const std::uint64_t x = std::uint64_t{0xD2511F53u} * counter[0][lane];
@@ -37,11 +38,13 @@ inline void dropout_factors(const Call& call, const RowBlock& block, const Tile&
         words[3][lane] = low(call.offset);
       }
       philox(words, low(call.seed), high(call.seed) ^ high(call.offset));
+      FLASH_ATTENTION_UNROLL
       for (int right = 0; right < 2; ++right) {
         alignas(64) std::uint32_t even[vector_lanes];
         for (int lane = 0; lane < vector_lanes; ++lane) {
           even[lane] = block.query[v * vector_lanes + lane] / 8 % 2 != 0 ? words[2 + right][lane] : words[right][lane];
         }
+        FLASH_ATTENTION_UNROLL
         for (int odd = 0; odd < 2; ++odd) {
           const int key = quarter / 4 * 16 + quarter % 4 * 2 + right * 8 + odd;
           if (key >= tile.count) continue;
