@@ -5,6 +5,7 @@
 // are told with each K.
 
 #include "forward/sm90/shape.cuh"
+#include "ptx/bits.cuh"
 
 namespace flash_attention::forward_sm90 {
 
@@ -14,23 +15,16 @@ struct BlockList {
   static constexpr int units = S::block_kv / mask_unit;  // of a block
   static_assert(!S::listed || S::block_kv % mask_unit == 0, "the planner gives masks blocks of whole units");
 
-  const TileWords* rows;
-  int words;
-  int num_rows;  // of tiles, that the tile has
-  const Blocks&
-      seen;    // in the tile: [begin, end) may be listed, [interior_begin, interior_end) need no test but the masks'
-  int loaded;  // the word that is in `found`
+  const ListPlace& place;          // of the tile: what is seldom asked for
+  int begin, end;                  // blocks that may be listed
+  int loaded;                      // the word that is in `found`
   TileWords found[S::row_groups];  // of each row of tiles
 
   /// From the word that the tile remembers on.
-  __device__ __forceinline__ BlockList(const AttentionArgs& args, const Tile& tile)
-      : seen(tile.list.range), loaded(tile.list.word) {
+  __device__ __forceinline__ explicit BlockList(const Tile& tile)
+      : place(tile.list), begin(place.range.begin), end(place.range.end), loaded(place.word) {
 #pragma unroll
-    for (int row = 0; row < S::row_groups; ++row) found[row] = tile.list.found[row];
-    const tile::TileMap<config.features> map(args, tile.sequence, tile.head_idx);
-    words = map.words;
-    rows = map.rows + tile.q_begin / mask_unit * words;
-    num_rows = tile::min(S::row_groups, map.last_row + 1 - tile.q_begin / mask_unit);
+    for (int row = 0; row < S::row_groups; ++row) found[row] = place.found[row];
   }
 
   /// What a tile remembers of a list.
@@ -42,20 +36,23 @@ struct BlockList {
 
   /// The first listed block from `block` on, or -1.
   __device__ __forceinline__ int seek(int block) {
-    constexpr int step = S::forwards ? 1 : -1, blocks_of_word = 32 / (units > 0 ? units : 1);
+    constexpr int blocks_of_word = 32 / (units > 0 ? units : 1);
 #pragma unroll 1
-    while (block >= seen.begin && block < seen.end) {
-      load(block * units / 32);
-      unsigned any = 0;
+    while (block >= begin && block < end) {
+      const unsigned word = static_cast<unsigned>(block) / blocks_of_word;
+      const unsigned place_in_word = static_cast<unsigned>(block) % blocks_of_word * units;
+      load(static_cast<int>(word));
+      unsigned any = 0;  // tiles from the block on
 #pragma unroll
       for (const TileWords& row : found) any |= row.seen;
-      if (bits(any, block) != 0) return block;
-      const int word_begin = block / blocks_of_word * blocks_of_word;
-      if (any == 0) {
-        block = S::forwards ? word_begin + blocks_of_word : word_begin - 1;
-      } else {
-        block += step;
+      any &= S::forwards ? 0xffffffffu << place_in_word : 0xffffffffu >> (32 - units - place_in_word);
+      const int word_begin = static_cast<int>(word) * blocks_of_word;
+      if (any != 0) {
+        const int unit = S::forwards ? ptx::trailing_zeros(any) : 31 - ptx::leading_zeros(any);
+        block = word_begin + unit / units;
+        return block >= begin && block < end ? block : -1;
       }
+      block = S::forwards ? word_begin + blocks_of_word : word_begin - 1;
     }
     return -1;
   }
@@ -72,7 +69,7 @@ struct BlockList {
       seen_by |= bits(found[row].seen, block) != 0 || together ? 1u << row : 0u;
       masked_for |= bits(found[row].full, block) != whole ? 1u << row : 0u;
     }
-    const bool edge = block < seen.interior_begin || block >= seen.interior_end;
+    const bool edge = block < place.range.interior_begin || block >= place.range.interior_end;
     return {block, edge, attempt != Attempt::fixed_max, seen_by, masked_for};
   }
 
@@ -86,7 +83,7 @@ struct BlockList {
     loaded = word;
 #pragma unroll
     for (int row = 0; row < S::row_groups; ++row)
-      found[row] = row < num_rows ? rows[row * words + word] : TileWords{0, 0xffffffffu};
+      found[row] = row < place.num_rows ? place.rows[row * place.words + word] : TileWords{0, 0xffffffffu};
   }
 };
 
@@ -104,10 +101,15 @@ __device__ __forceinline__ void list_blocks(const AttentionArgs& args, Tile& til
   tile.list.range = {loaded.begin, tile::ceil_div(first, config.block_kv), tile::max(last, 0) / config.block_kv,
                      loaded.end};
   tile.list.word = -1;
+  tile.list.kv_head = tile.head_idx / args.group;
+  const tile::TileMap<config.features> map(args, tile.sequence, tile.head_idx);
+  tile.list.words = map.words;
+  tile.list.rows = map.rows + tile.q_begin / mask_unit * map.words;
+  tile.list.num_rows = tile::min(Shape<config>::row_groups, map.last_row + 1 - tile.q_begin / mask_unit);
   if constexpr (features.made_words)
     tile.list.row_tile =
         mask::row_tile_of_words<config.block_q>(args, tile.sequence.batch_idx, tile.head_idx, tile.q_begin);
-  BlockList<config> list(args, tile);
+  BlockList<config> list(tile);
   tile.first = list.seek(tile.first);
   list.remember(tile);
   tile.blocks = tile.first < 0 ? 0 : 1;

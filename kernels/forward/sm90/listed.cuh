@@ -57,13 +57,17 @@ struct Blocks {
   int begin, interior_begin, interior_end, end;
 };
 
-/// If masks choose: the range they choose from, in which [interior_begin, interior_end) need no test but the masks', and
-/// a word of the map for each row of tiles, so that those who follow the list begin there without a load.
+/// If masks choose: the range they choose from, in which [interior_begin, interior_end) need no test but the masks', where
+/// the map has the tile's rows, and a word of each, so that those who follow the list begin there without a load.
 struct ListPlace {
   Blocks range;
-  int word;  // -1: none was loaded
+  const abi::TileWords* rows;
+  int words;     // of a row
+  int num_rows;  // of the map, that the tile has
+  int word;      // -1: none was loaded
   abi::TileWords found[3];
   int row_tile;  // of the words that were made before: mask/words.cuh
+  int kv_head;
 };
 
 constexpr int mask_warps = 3;  // of the producer warpgroup: they make the words

@@ -74,7 +74,7 @@ struct Producer : TileProducer<config, Shape<config>, SharedStorage<config>, chu
   __device__ __forceinline__ void for_blocks(const Tile& tile, const Load& load, const BeforeLast& before_last) {
     if constexpr (S::listed) {
       if (tile.blocks == 0) return;
-      BlockList<config> list(args, tile);
+      BlockList<config> list(tile);
       int block = list.seek(tile.first);
 #pragma unroll 1
       while (block >= 0) {
@@ -106,7 +106,7 @@ struct Producer : TileProducer<config, Shape<config>, SharedStorage<config>, chu
       return;
     }
     const int batch_idx = batch_coordinate(tile);
-    const int kv_head = tile.head_idx / args.group;
+    const int kv_head = S::listed ? tile.list.kv_head : tile.head_idx / args.group;
     const int row = static_cast<int>(tile.sequence.start_kv) + block * S::block_kv;
     load_keys(
         [&] {
