@@ -15,23 +15,22 @@ struct BlockList {
   static constexpr int units = S::block_kv / mask_unit;  // of a block
   static_assert(!S::listed || S::block_kv % mask_unit == 0, "the planner gives masks blocks of whole units");
 
-  const ListPlace& place;          // of the tile: what is seldom asked for
+  const AttentionArgs& args;
+  const Tile& tile;                // what is seldom asked for
   int begin, end;                  // blocks that may be listed
-  int loaded;                      // the word that is in `found`
+  int loaded;                      // the word that is in `found`; -1: none
   TileWords found[S::row_groups];  // of each row of tiles
 
-  /// From the word that the tile remembers on.
-  __device__ __forceinline__ explicit BlockList(const Tile& tile)
-      : place(tile.list), begin(place.range.begin), end(place.range.end), loaded(place.word) {
-#pragma unroll
-    for (int row = 0; row < S::row_groups; ++row) found[row] = place.found[row];
-  }
+  /// No block of the list is known.
+  __device__ __forceinline__ BlockList(const AttentionArgs& arguments, const Tile& tile_of_list, int word = -1)
+      : args(arguments), tile(tile_of_list), begin(tile.list.range.begin), end(tile.list.range.end), loaded(word) {}
 
-  /// What a tile remembers of a list.
-  __device__ __forceinline__ void remember(Tile& tile) const {
-    tile.list.word = loaded;
+  /// A list that begins with the tile's first block, whose words the tile remembers.
+  __device__ __forceinline__ static BlockList from_first(const AttentionArgs& args, const Tile& tile) {
+    BlockList list(args, tile, tile.first * units / 32);
 #pragma unroll
-    for (int row = 0; row < S::row_groups; ++row) tile.list.found[row] = found[row];
+    for (int row = 0; row < S::row_groups; ++row) list.found[row] = tile.list.found[row];
+    return list;
   }
 
   /// The first listed block from `block` on, or -1.
@@ -69,7 +68,7 @@ struct BlockList {
       seen_by |= bits(found[row].seen, block) != 0 || together ? 1u << row : 0u;
       masked_for |= bits(found[row].full, block) != whole ? 1u << row : 0u;
     }
-    const bool edge = block < place.range.interior_begin || block >= place.range.interior_end;
+    const bool edge = block < tile.list.range.interior_begin || block >= tile.list.range.interior_end;
     return {block, edge, attempt != Attempt::fixed_max, seen_by, masked_for};
   }
 
@@ -81,9 +80,12 @@ struct BlockList {
   __device__ __forceinline__ void load(int word) {
     if (word == loaded) return;
     loaded = word;
+    const TileWords* const rows = tile::workspace<TileWords>(args, SharedRegion::masks) + tile.list.map_row;
+    const int words = map_words(args.seq_kv);
+    const int last_row = (tile.sequence.rows_q - 1) / mask_unit - tile.q_begin / mask_unit;  // of the map, for this tile
 #pragma unroll
     for (int row = 0; row < S::row_groups; ++row)
-      found[row] = row < place.num_rows ? place.rows[row * place.words + word] : TileWords{0, 0xffffffffu};
+      found[row] = row <= last_row ? rows[row * words + word] : TileWords{0, 0xffffffffu};
   }
 };
 
@@ -100,18 +102,17 @@ __device__ __forceinline__ void list_blocks(const AttentionArgs& args, Tile& til
   if constexpr (features.window_left) first = tile::max(score.window_begin(q_last), first);
   tile.list.range = {loaded.begin, tile::ceil_div(first, config.block_kv), tile::max(last, 0) / config.block_kv,
                      loaded.end};
-  tile.list.word = -1;
   tile.list.kv_head = tile.head_idx / args.group;
-  const tile::TileMap<config.features> map(args, tile.sequence, tile.head_idx);
-  tile.list.words = map.words;
-  tile.list.rows = map.rows + tile.q_begin / mask_unit * map.words;
-  tile.list.num_rows = tile::min(Shape<config>::row_groups, map.last_row + 1 - tile.q_begin / mask_unit);
+  const tile::TileMap<features> map(args, tile.sequence, tile.head_idx);
+  tile.list.map_row = static_cast<unsigned>(map.rows - tile::workspace<TileWords>(args, SharedRegion::masks)) +
+                      tile.q_begin / mask_unit * map.words;
   if constexpr (features.made_words)
     tile.list.row_tile =
         mask::row_tile_of_words<config.block_q>(args, tile.sequence.batch_idx, tile.head_idx, tile.q_begin);
-  BlockList<config> list(tile);
+  BlockList<config> list(args, tile);
   tile.first = list.seek(tile.first);
-  list.remember(tile);
+#pragma unroll
+  for (int row = 0; row < Shape<config>::row_groups; ++row) tile.list.found[row] = list.found[row];
   tile.blocks = tile.first < 0 ? 0 : 1;
 }
 

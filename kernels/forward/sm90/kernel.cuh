@@ -70,11 +70,50 @@ struct RetryList {
   }
 };
 
+/// Fills the next tile of an attempt in, from iteration i of the block on; false: there is none.
+template <ForwardConfig config>
+__device__ __forceinline__ bool find_tile(const AttentionArgs& args, const RetryList<config>& retry,
+                                          Schedule<config>& schedule, int& i, int attempt, Tile& tile) {
+#pragma unroll 1
+  while (schedule.has(i, attempt)) {
+    const int iteration = i++;
+    if (!retry.marked(iteration, attempt) || !schedule.tile_at(iteration, static_cast<Attempt>(attempt), tile)) continue;
+    if (attempt != 0) ptx::path<"forward/sm90 repeated tile">();
+    if (attempt != 0 && args.repairs != nullptr) ptx::atomic_add(args.repairs, 1);
+    return true;
+  }
+  return false;
+}
+
+/// All tiles of all attempts, by a warp of its own: each is found while the last block of the one before is loaded.
+template <ForwardConfig config>
+__device__ __forceinline__ void find_tiles(const AttentionArgs& args, SharedStorage<config>& shared,
+                                           const RetryList<config>& retry) {
+  Schedule<config> schedule(args, shared.claimed);
+  unsigned num_tiles = 0;
+#pragma unroll 1
+  for (int attempt = 0; attempt <= shared.last_attempt; ++attempt) {
+    bool exists = true;
+#pragma unroll 1
+    for (int i = 0; exists; ++num_tiles) {
+      Tile& tile = shared.tiles[num_tiles % tile_stages];  // no warpgroup reads it: TileProducer::next_tile
+      exists = find_tile(args, retry, schedule, i, attempt, tile);
+      if (!exists) tile = {.attempt = static_cast<Attempt>(attempt)};
+      ptx::mbarrier_arrive(shared.finder.found);
+      ptx::mbarrier_wait(shared.finder.taken, static_cast<int>(num_tiles & 1));  // if it was the last, all are marked
+    }
+  }
+}
+
 template <ForwardConfig config>
 __device__ __forceinline__ void initialise(SharedStorage<config>& shared) {
   using S = Shape<config>;
   if (threadIdx.x == 0) {
     init_bias_barriers(shared);
+    if constexpr (S::finds_ahead) {
+      ptx::mbarrier_init(shared.finder.found, 1);
+      ptx::mbarrier_init(shared.finder.taken, 1);
+    }
     init_barriers<S>(shared);
     shared.last_attempt = 0;
   }
@@ -137,6 +176,11 @@ __device__ __forceinline__ void forward_sm90_kernel(const abi::AttentionArgs& ar
         return;
       }
     }
+    if constexpr (S::finds_ahead) {
+      if (threadIdx.x == 32) find_tiles(args, shared, retry);
+      if (threadIdx.x == 0) Producer<config>{args, shared}.load_found();
+      return;
+    }
     if (threadIdx.x != 0) return;
     Schedule<config> schedule(args, shared.claimed);
     Producer<config> producer{args, shared};
@@ -144,19 +188,7 @@ __device__ __forceinline__ void forward_sm90_kernel(const abi::AttentionArgs& ar
     for (int attempt = 0; attempt <= shared.last_attempt; ++attempt) {
       int i = 0;
       producer.load_attempt(
-          static_cast<Attempt>(attempt),
-          [&](Tile& tile) {
-#pragma unroll 1
-            while (schedule.has(i, attempt)) {
-              const int iteration = i++;
-              if (!retry.marked(iteration, attempt) || !schedule.tile_at(iteration, static_cast<Attempt>(attempt), tile))
-                continue;
-              if (attempt != 0) ptx::path<"forward/sm90 repeated tile">();
-              if (attempt != 0 && args.repairs != nullptr) ptx::atomic_add(args.repairs, 1);
-              return true;
-            }
-            return false;
-          },
+          static_cast<Attempt>(attempt), [&](Tile& tile) { return find_tile(args, retry, schedule, i, attempt, tile); },
           [&] {
             if (S::claims_late && attempt == 0) schedule.claim_after(i - 1);
           });

@@ -58,17 +58,23 @@ struct Blocks {
 };
 
 /// If masks choose: the range they choose from, in which [interior_begin, interior_end) need no test but the masks', where
-/// the map has the tile's rows, and a word of each, so that those who follow the list begin there without a load.
+/// the map has the tile's first row, and of each row the word with the first block, so that those who follow the list begin
+/// without a load.
 struct ListPlace {
   Blocks range;
-  const abi::TileWords* rows;
-  int words;     // of a row
-  int num_rows;  // of the map, that the tile has
-  int word;      // -1: none was loaded
   abi::TileWords found[3];
-  int row_tile;  // of the words that were made before: mask/words.cuh
+  unsigned map_row;  // in words of the map
+  int row_tile;      // of the words that were made before: mask/words.cuh
   int kv_head;
 };
+
+/// If a warp of its own finds the tiles.
+template <bool present>
+struct FinderStorage {
+  ptx::Mbarrier found, taken;  // the next tile is in its place; it is nearly loaded: the one after it may be found
+};
+template <>
+struct FinderStorage<false> {};
 
 constexpr int mask_warps = 3;  // of the producer warpgroup: they make the words
 

@@ -55,7 +55,7 @@ struct MaskWriter {
     typename Maker::Row own[S::warpgroups];
 #pragma unroll
     for (int w = 0; w < S::warpgroups; ++w) own[w] = maker.row_at(first_row(tile, w) + lane);
-    BlockList<config> list(tile);
+    auto list = BlockList<config>::from_first(args, tile);
     int block = list.seek(tile.first);
 #pragma unroll 1
     while (block >= 0) {

@@ -63,18 +63,51 @@ struct Producer : TileProducer<config, Shape<config>, SharedStorage<config>, chu
     }
     next_tile() = {.attempt = attempt};  // no tile is left
     publish_tile(next_tile());
-    const PipelineState<S::q_stages> q(num_tiles - 1);
+    await_marks();
+  }
+
+  /// The same where another warp finds the tiles (TileFinder): all attempts.
+  __device__ __forceinline__ void load_found() {
+    constexpr bool early = S::q_stages == 2;
+    const auto let_next_be_found = [&] { ptx::mbarrier_arrive(shared.finder.taken); };
 #pragma unroll 1
-    for (int w = 0; w < S::row_groups; ++w) ptx::mbarrier_wait(shared.Q_empty[q.stage][w], q.phase);  // all are marked
+    for (;;) {
+      ptx::mbarrier_wait(shared.finder.found, static_cast<int>(num_tiles & 1));  // the next tile is known
+      const Tile& tile = next_tile();
+      bool published = early || tile.sees_nothing();
+      if (published) publish_tile(tile);
+      if (tile.work == Work::none) {
+        await_marks();
+        const bool over = shared.last_attempt <= static_cast<int>(tile.attempt);
+        let_next_be_found();
+        if (over) return;
+        continue;
+      }
+      if (tile.sees_nothing()) let_next_be_found();
+      for_blocks(
+          tile,
+          [&](int block) {
+            load_keys(tile, block, !published);
+            published = true;
+          },
+          let_next_be_found);
+    }
   }
 
  private:
+  /// After the last tile of an attempt: all are done and marked.
+  __device__ __forceinline__ void await_marks() const {
+    const PipelineState<S::q_stages> q(num_tiles - 1);
+#pragma unroll 1
+    for (int w = 0; w < S::row_groups; ++w) ptx::mbarrier_wait(shared.Q_empty[q.stage][w], q.phase);
+  }
+
   /// load(block) for the blocks of a tile; before_last() before the last.
   template <typename Load, typename BeforeLast>
   __device__ __forceinline__ void for_blocks(const Tile& tile, const Load& load, const BeforeLast& before_last) {
     if constexpr (S::listed) {
       if (tile.blocks == 0) return;
-      BlockList<config> list(tile);
+      auto list = BlockList<config>::from_first(args, tile);
       int block = list.seek(tile.first);
 #pragma unroll 1
       while (block >= 0) {

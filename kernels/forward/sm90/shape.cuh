@@ -46,6 +46,9 @@ struct Shape {
   // of masks have few blocks: the next is claimed at once, and published behind the first.
   static constexpr bool claims_late = config.dynamic_scheduler && !(listed && config.block_q == 64);
   static constexpr int publish_behind = listed && config.block_q == 64 ? 0 : 1;
+  // A warp next to the one that loads finds the tiles: claim, map and list of a tile take one thread longer than the products
+  // of a few blocks. Warps that make words of masks have no time for it.
+  static constexpr bool finds_ahead = listed && !makes_words && !forward_sm90_is_wide(config.head_dim, config.head_dim_v);
   static constexpr int block_q = config.block_q, block_kv = config.block_kv, stages = config.num_stages;
 
   // Wide heads: two warpgroups have the same rows, and each has half of a block's keys, and half of O's columns.
@@ -163,10 +166,12 @@ struct Tile {
   int head_idx;
   int first, blocks;  // the blocks that any warpgroup sees: they are loaded, from `first` on (see block_at)
   union {
-    Blocks seen[3];  // by each warpgroup
+    struct {
+      Blocks seen[3];  // by each warpgroup
+      int split;       // which part of its keys, if they are split
+    };
     ListPlace list;  // if masks choose
   };
-  int split;  // which part of its keys, if they are split
   tile::Sequence sequence;
 
   __device__ __forceinline__ bool sees_nothing() const { return blocks == 0; }
@@ -213,6 +218,7 @@ struct alignas(1024) SharedStorage : BiasTiles<config> {
   typename S::Unit claimed[config.dynamic_scheduler ? S::tiles_kept : 1];  // the unit of each iteration
   int listed[S::listed ? S::stages : 1];                                   // the ListedBlock of each stage of K
   [[no_unique_address]] MaskStorage<S::makes_words, S::warpgroups, wg_rows, S::block_kv> mask;
+  [[no_unique_address]] FinderStorage<S::finds_ahead> finder;
 };
 
 /// Wide heads: one ring for K and V.
