@@ -61,7 +61,8 @@ def ways_of(name, mask, length, q, device, wanted):
 
         def packed(q, k, v):
             bounds = {"max_seqlen_q": longest, "max_seqlen_kv": longest}
-            return flash_attention.attention_packed(q[0], k[0], v[0], starts, causal=mask.causal, **bounds)[None]
+            one = (tensor.squeeze(0) for tensor in (q, k, v))  # tensor[0] would copy the gradients
+            return flash_attention.attention_packed(*one, starts, causal=mask.causal, **bounds).unsqueeze(0)
 
         ways["packed"] = packed
     if visible is not None and "flex" in wanted:
