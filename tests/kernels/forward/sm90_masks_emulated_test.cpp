@@ -27,6 +27,12 @@ std::vector<Case> long_lists() {
   add("edges_without_words", 521, 600, 4, [](Case&, Problem& p) { p.head_dim = 128, p.causal = true; });
   add("words_beside_edges", 650, 300, 4, [](Case&, Problem& p) { p.causal = true; });
   add("rows_of_many_heads", 261, 150, 4, [](Case&, Problem& p) { p.heads_q = p.heads_kv = 8; });
+  add("found_again", 700, 650, 1, [](Case& c, Problem& p) {  // a warp of its own finds tiles, also those that are repeated
+    c.draw = Draw::growing, p.heads_q = p.heads_kv = 8, p.causal = true;
+  });
+  add("found_without_keys", 900, 120, 4, [](Case& c, Problem& p) {  // rows that see nothing, NaN behind others
+    p.heads_q = p.heads_kv = 8, p.window_left = 20, c.nan_value = 130;
+  });
   add("grouped_heads", 389, 200, 1, [](Case& c, Problem& p) { p.heads_q = 8, p.causal = true, c.nan_value = 210; });
   add("bytes_of_many_heads", 197, 0, 0, [](Case&, Problem& p) {
     p.heads_q = p.heads_kv = 8, p.head_dim = 256;
