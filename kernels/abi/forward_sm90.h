@@ -56,9 +56,9 @@ constexpr bool forward_sm90_makes_words(const ForwardConfig& config) {
 }
 
 /// Tiles that a block remembers, to do them again; of those taken by a counter it also remembers which they were, and takes
-/// no more of them. Next to words of masks there is little room.
+/// no more of them. Next to lists of blocks and words of masks there is little room.
 constexpr int forward_sm90_tiles_kept(const ForwardConfig& config) {
-  return forward_sm90_has_mask_words(config) ? 64 : 256;
+  return config.features.has_tile_map() && !forward_sm90_is_wide(config.head_dim, config.head_dim_v) ? 64 : 256;
 }
 
 /// Where the keys of row tiles are split: groups of 64 rows of each head, as many as tiles of 128 rows have.
@@ -81,8 +81,8 @@ constexpr ForwardSm90Layout forward_sm90_layout(const ForwardConfig& config) {
   const int limit = 233472 / forward_sm90_blocks_per_sm(config) / 1024 * 1024 - 1024;
   const int mask_bytes = forward_sm90_makes_words(config) ? config.block_q * config.block_kv / 8 : 0;
   const bool many_marks = config.dynamic_scheduler && !forward_sm90_has_mask_words(config);
-  const bool much = many_marks || (config.bias_stages > 0 && (config.block_q > 128 || mask_bytes > 0));
-  const int tail_bytes = mask_bytes + (much ? 2048 : 1024);  // barriers and marks, behind the tiles
+  const bool many_barriers = config.bias_stages > 0 && config.block_q > 128 && !config.features.has_tile_map();
+  const int tail_bytes = mask_bytes + (many_marks || many_barriers ? 2048 : 1024);  // barriers and marks, behind the tiles
   const int spare = limit - tail_bytes - kv_bytes;
   const int q_stages = spare >= 2 * q_bytes + chunks_v * o_chunk_bytes ? 2 : 1;
   const int o_chunks = spare >= q_stages * q_bytes + chunks_v * o_chunk_bytes ? chunks_v : (chunks_v + 1) / 2;

@@ -89,6 +89,21 @@ struct BlockList {
   }
 };
 
+/// visit(described) for the blocks of a tile.
+template <ForwardConfig config, typename Visit>
+__device__ __forceinline__ void for_listed(const AttentionArgs& args, const Tile& tile, const Visit& visit) {
+  if (tile.sees_nothing()) return;
+  auto list = BlockList<config>::from_first(args, tile);
+  int block = tile.first;
+#pragma unroll 1
+  while (block >= 0) {
+    ListedBlock described = list.describe(block, tile.attempt);
+    block = list.after(block);
+    if (block < 0) described.word |= ListedBlock::last;
+    visit(described);
+  }
+}
+
 /// The range that masks choose from, and the first of the blocks. `blocks` of the tile says no more than whether there is
 /// one.
 template <ForwardConfig config>

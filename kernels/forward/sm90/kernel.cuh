@@ -85,11 +85,15 @@ __device__ __forceinline__ bool find_tile(const AttentionArgs& args, const Retry
   return false;
 }
 
-/// All tiles of all attempts, by a warp of its own: each is found while the last block of the one before is loaded.
+/// All tiles of all attempts and their blocks, by a warp of its own, which runs ahead of the one that loads. To claim a
+/// tile, to divide, to read the map of masks and to follow its words is some 500 instructions one after another, and 100
+/// more for each block of keys.
 template <ForwardConfig config>
 __device__ __forceinline__ void find_tiles(const AttentionArgs& args, SharedStorage<config>& shared,
                                            const RetryList<config>& retry) {
+  auto& finder = shared.finder;
   Schedule<config> schedule(args, shared.claimed);
+  PipelineState<FinderStorage<true>::places> place(0);
   unsigned num_tiles = 0;
 #pragma unroll 1
   for (int attempt = 0; attempt <= shared.last_attempt; ++attempt) {
@@ -99,8 +103,14 @@ __device__ __forceinline__ void find_tiles(const AttentionArgs& args, SharedStor
       Tile& tile = shared.tiles[num_tiles % tile_stages];  // no warpgroup reads it: TileProducer::next_tile
       exists = find_tile(args, retry, schedule, i, attempt, tile);
       if (!exists) tile = {.attempt = static_cast<Attempt>(attempt)};
-      ptx::mbarrier_arrive(shared.finder.found);
-      ptx::mbarrier_wait(shared.finder.taken, static_cast<int>(num_tiles & 1));  // if it was the last, all are marked
+      ptx::mbarrier_arrive(finder.tile_found);
+      for_listed<config>(args, tile, [&](ListedBlock described) {
+        ptx::mbarrier_wait(finder.empty[place.stage], place.phase ^ 1);  // the block that was there is taken
+        finder.blocks[place.stage] = described.word;
+        ptx::mbarrier_arrive(finder.full[place.stage]);
+        place.advance();
+      });
+      ptx::mbarrier_wait(finder.tile_taken, static_cast<int>(num_tiles & 1));  // if there was none: all are marked
     }
   }
 }
@@ -111,8 +121,12 @@ __device__ __forceinline__ void initialise(SharedStorage<config>& shared) {
   if (threadIdx.x == 0) {
     init_bias_barriers(shared);
     if constexpr (S::finds_ahead) {
-      ptx::mbarrier_init(shared.finder.found, 1);
-      ptx::mbarrier_init(shared.finder.taken, 1);
+      ptx::mbarrier_init(shared.finder.tile_found, 1);
+      ptx::mbarrier_init(shared.finder.tile_taken, 1);
+      for (int i = 0; i < FinderStorage<true>::places; ++i) {
+        ptx::mbarrier_init(shared.finder.full[i], 1);
+        ptx::mbarrier_init(shared.finder.empty[i], 1);
+      }
     }
     init_barriers<S>(shared);
     shared.last_attempt = 0;

@@ -1,12 +1,22 @@
 #pragma once
 
-// What the warps of forward/sm90 tell each other of the blocks of keys, above all if masks choose them (Shape::listed).
+// What the warps of forward/sm90 tell each other of tiles and blocks, above all if masks choose them (Shape::listed).
 
 #include "abi/tile_map.h"
 #include "mask/words.cuh"
 #include "ptx/mbarrier.cuh"
 
 namespace flash_attention::forward_sm90 {
+
+/// How often a tile is done. Nearly always once; each attempt finds the tiles that need the next.
+enum class Attempt : int {
+  fixed_max = 0,   // the maximum of the first blocks serves all; wrong where a row sum leaves the range of the types
+  online_max = 1,  // the maximum is raised with every block; wrong where V is not finite at a key that a row does not see
+  nonfinite_safe = 2,  // as before, and what is not finite in V is added only to the rows that see it
+};
+
+/// What the warpgroups do with a tile.
+enum class Work : int { none, write_zeros, attend, attend_nonfinite_safe };  // none: the attempt is over
 
 /// A block of keys that the masks show something of, if they choose (Shape::listed): of a tile, with bits for each
 /// group of 64 rows.
@@ -16,6 +26,12 @@ struct ListedBlock {
   __device__ __forceinline__ ListedBlock() = default;
   __device__ __forceinline__ ListedBlock(int block, bool edge, bool raises, unsigned seen, unsigned masked)
       : word(block * 512 + (edge ? 2 : 0) + (raises ? 4 : 0) + static_cast<int>(seen * 8 + masked * 64)) {}
+
+  __device__ __forceinline__ static ListedBlock of(int word) {
+    ListedBlock listed;
+    listed.word = word;
+    return listed;
+  }
 
   static constexpr int last = 1;
 
@@ -68,10 +84,13 @@ struct ListPlace {
   int kv_head;
 };
 
-/// If a warp of its own finds the tiles.
+/// If a warp of its own finds the tiles and their blocks: between it and the warp that loads.
 template <bool present>
 struct FinderStorage {
-  ptx::Mbarrier found, taken;  // the next tile is in its place; it is nearly loaded: the one after it may be found
+  static constexpr int places = 3;
+  ptx::Mbarrier tile_found, tile_taken;       // the next tile is in its place; it is published
+  ptx::Mbarrier full[places], empty[places];  // of a ring
+  int blocks[places];                         // ListedBlock::word
 };
 template <>
 struct FinderStorage<false> {};

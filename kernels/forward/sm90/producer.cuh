@@ -47,7 +47,7 @@ struct Producer : TileProducer<config, Shape<config>, SharedStorage<config>, chu
             } else {
               load_keys(tile, block, !early && n == 0);
             }
-            if (between && n == S::publish_behind) {
+            if (between && n == 1) {
               exists = find_next(next_tile());
               if (exists) publish_tile(next_tile());
             }
@@ -57,7 +57,7 @@ struct Producer : TileProducer<config, Shape<config>, SharedStorage<config>, chu
       if constexpr (S::wide) {
         if (n > 0) load_wide_values(tile);
       }
-      if (between && n > S::publish_behind) continue;
+      if (between && n > 1) continue;
       exists = find_next(next_tile());
       if (early && exists) publish_tile(next_tile());
     }
@@ -66,31 +66,33 @@ struct Producer : TileProducer<config, Shape<config>, SharedStorage<config>, chu
     await_marks();
   }
 
-  /// The same where another warp finds the tiles (TileFinder): all attempts.
+  /// All attempts, where another warp finds tiles and blocks (find_tiles).
   __device__ __forceinline__ void load_found() {
-    constexpr bool early = S::q_stages == 2;
-    const auto let_next_be_found = [&] { ptx::mbarrier_arrive(shared.finder.taken); };
+    PipelineState<FinderStorage<true>::places> place(0);
 #pragma unroll 1
     for (;;) {
-      ptx::mbarrier_wait(shared.finder.found, static_cast<int>(num_tiles & 1));  // the next tile is known
+      ptx::mbarrier_wait(shared.finder.tile_found, static_cast<int>(num_tiles & 1));  // the next tile is known
       const Tile& tile = next_tile();
-      bool published = early || tile.sees_nothing();
+      bool published = S::q_stages == 2 || tile.sees_nothing();
       if (published) publish_tile(tile);
       if (tile.work == Work::none) {
         await_marks();
-        const bool over = shared.last_attempt <= static_cast<int>(tile.attempt);
-        let_next_be_found();
-        if (over) return;
+        const bool is_over = shared.last_attempt <= static_cast<int>(tile.attempt);
+        ptx::mbarrier_arrive(shared.finder.tile_taken);
+        if (is_over) return;
         continue;
       }
-      if (tile.sees_nothing()) let_next_be_found();
-      for_blocks(
-          tile,
-          [&](int block) {
-            load_keys(tile, block, !published);
-            published = true;
-          },
-          let_next_be_found);
+      if (published) ptx::mbarrier_arrive(shared.finder.tile_taken);
+      if (tile.sees_nothing()) continue;
+      do {
+        ptx::mbarrier_wait(shared.finder.full[place.stage], place.phase);  // the next block is known
+        listed = shared.finder.blocks[place.stage];
+        ptx::mbarrier_arrive(shared.finder.empty[place.stage]);
+        place.advance();
+        load_keys(tile, ListedBlock::of(listed).block(), !published);
+        if (!published) ptx::mbarrier_arrive(shared.finder.tile_taken);
+        published = true;
+      } while (!ListedBlock::of(listed).is_last());
     }
   }
 
@@ -106,19 +108,11 @@ struct Producer : TileProducer<config, Shape<config>, SharedStorage<config>, chu
   template <typename Load, typename BeforeLast>
   __device__ __forceinline__ void for_blocks(const Tile& tile, const Load& load, const BeforeLast& before_last) {
     if constexpr (S::listed) {
-      if (tile.blocks == 0) return;
-      auto list = BlockList<config>::from_first(args, tile);
-      int block = list.seek(tile.first);
-#pragma unroll 1
-      while (block >= 0) {
-        ListedBlock described = list.describe(block, tile.attempt);
-        const int next = list.after(block);
-        if (next < 0) described.word |= ListedBlock::last;
-        if (next < 0) before_last();
+      for_listed<config>(args, tile, [&](ListedBlock described) {
+        if (described.is_last()) before_last();
         listed = described.word;
-        load(block);
-        block = next;
-      }
+        load(described.block());
+      });
     } else {
       const int blocks = tile.blocks;
 #pragma unroll 1

@@ -43,11 +43,10 @@ struct Shape {
   static constexpr bool skips_listed = !features.modifies_scores() && !features.dropout && !features.mask;
   using Unit = UnitNumber<mask_words>;  // of the scheduler
   // A block claims a tile before the last block of the one before: what it holds, others wait for at the end. Small tiles
-  // of masks have few blocks: the next is claimed at once, and published behind the first.
+  // of masks have few blocks: the next is claimed at once.
   static constexpr bool claims_late = config.dynamic_scheduler && !(listed && config.block_q == 64);
-  static constexpr int publish_behind = listed && config.block_q == 64 ? 0 : 1;
-  // A warp next to the one that loads finds the tiles: claim, map and list of a tile take one thread longer than the products
-  // of a few blocks. Warps that make words of masks have no time for it.
+  // A warp next to the one that loads finds the tiles and their blocks: claim, map and list of a tile take one thread
+  // longer than the products of a few blocks take. Where the other warps make words of masks they have no time for it.
   static constexpr bool finds_ahead = listed && !makes_words && !forward_sm90_is_wide(config.head_dim, config.head_dim_v);
   static constexpr int block_q = config.block_q, block_kv = config.block_kv, stages = config.num_stages;
 
@@ -146,16 +145,6 @@ struct Shape {
   static_assert(ptx::wgmma_has_shape(score_keys) && ptx::wgmma_has_shape(width_v));
   static_assert(config.num_warps * 32 == threads);
 };
-
-/// How often a tile is done. Nearly always once; each attempt finds the tiles that need the next.
-enum class Attempt : int {
-  fixed_max = 0,   // the maximum of the first blocks serves all; wrong where a row sum leaves the range of the types
-  online_max = 1,  // the maximum is raised with every block; wrong where V is not finite at a key that a row does not see
-  nonfinite_safe = 2,  // as before, and what is not finite in V is added only to the rows that see it
-};
-
-/// What the warpgroups do with a tile.
-enum class Work : int { none, write_zeros, attend, attend_nonfinite_safe };  // none: the attempt is over
 
 /// A tile of block_q queries of one head.
 struct Tile {
