@@ -73,6 +73,9 @@ TEST(MasksCompile, Sm90Forward) {
   for (const std::int64_t dim : {128, 256}) {  // blocks of 128 and of 64 keys
     if (dim == 128 || with_long_tail()) problems.push_back(with_bytes(dim));
   }
+  problems.push_back(with_rows(64, 1));  // a bias by TMA next to words that the kernel makes
+  problems.back().heads_q = 2;
+  problems.back().bias = {.present = true, .dtype = Dtype::bfloat16, .q_stride = 1024};
   if (with_long_tail()) {
     problems.push_back(with_rows(128, 2));
     problems.back().packed = true, problems.back().total_q = problems.back().total_kv = 2000;
