@@ -168,36 +168,17 @@ struct ProgramRows {
     if constexpr (term == Program::num_terms) {
       return 0xffffffffu;
     } else {
-      constexpr int at_once = 4;  // rows that are asked for together: none waits for another
       unsigned starts = storage.starts[term][group], result = 0;
-      const auto ask = [&](const int(&rows)[at_once]) {
-        bool sees[at_once];
-#pragma unroll
-        for (int n = 0; n < at_once; ++n) sees[n] = program.template term_sees<term>(row_at(32 * group + rows[n]), key);
-#pragma unroll
-        for (int n = 0; n < at_once; ++n) {
-          const unsigned word = ptx::ballot(sees[n]);
-          result = lane >= rows[n] ? word : result;
-        }
+      const auto ask = [&](int n) {
+        const unsigned word = ptx::ballot(program.template term_sees<term>(row_at(32 * group + n), key));
+        result = lane >= n ? word : result;
       };
-      int rows[at_once];
       if (starts == 0xffffffffu) {
-#pragma unroll 2
-        for (int begin = 0; begin < 32; begin += at_once) {
-#pragma unroll
-          for (int n = 0; n < at_once; ++n) rows[n] = begin + n;
-          ask(rows);
-        }
+#pragma unroll 4
+        for (int n = 0; n < 32; ++n) ask(n);
       } else {
 #pragma unroll 1
-        while (starts != 0) {
-#pragma unroll
-          for (int n = 0; n < at_once; ++n) {
-            rows[n] = n == 0 || starts != 0 ? ptx::trailing_zeros(starts) : rows[n - 1];
-            starts &= starts - 1;
-          }
-          ask(rows);
-        }
+        for (; starts != 0; starts &= starts - 1) ask(ptx::trailing_zeros(starts));
       }
       return result & words_of<term + 1>(key, group);
     }
