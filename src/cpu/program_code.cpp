@@ -1,7 +1,11 @@
 #include "cpu/program_code.h"
 
+#include <algorithm>
 #include <bit>
 #include <cstring>
+#include <map>
+#include <numeric>
+#include <tuple>
 
 #include "flash_attention/error.h"
 #include "program/sizes.h"
@@ -11,6 +15,34 @@ namespace {
 
 using program::Node;
 using program::Op;
+
+/// The same nodes, equal ones once, and what was made of the first `num_given` (derivatives) as soon as its arguments are
+/// there, not behind all of them: few values are then needed at once.
+std::vector<Node> in_order(const std::vector<Node>& nodes, std::size_t num_given, std::vector<int>& roots) {
+  std::vector<int> after(nodes.size(), 0), order(nodes.size()), moved(nodes.size());
+  for (std::size_t n = 0; n < nodes.size(); ++n) {
+    if (n < num_given) after[n] = static_cast<int>(n);
+    for (const int arg : nodes[n].args) {
+      if (arg >= 0) after[n] = std::max(after[n], after[static_cast<std::size_t>(arg)]);
+    }
+  }
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(),
+                   [&](int x, int y) { return after[static_cast<std::size_t>(x)] < after[static_cast<std::size_t>(y)]; });
+  std::vector<Node> result;
+  std::map<std::tuple<Op, program::Type, std::array<int, 4>, int, std::int32_t, std::uint32_t>, int> known;
+  for (const int n : order) {
+    Node node = nodes[static_cast<std::size_t>(n)];
+    for (int& arg : node.args) arg = arg < 0 ? -1 : moved[static_cast<std::size_t>(arg)];
+    const auto [entry, is_new] = known.try_emplace(
+        {node.op, node.type, node.args, node.index, node.integer, std::bit_cast<std::uint32_t>(node.real)},
+        static_cast<int>(result.size()));
+    if (is_new) result.push_back(node);
+    moved[static_cast<std::size_t>(n)] = entry->second;
+  }
+  for (int& root : roots) root = root < 0 ? -1 : moved[static_cast<std::size_t>(root)];
+  return result;
+}
 
 /// Which slot each node's value is in. A value that differs from key to key gives its slot back after its last use.
 class Slots {
@@ -59,7 +91,8 @@ class Slots {
 }  // namespace
 
 Code ProgramCode::compile(const std::vector<Node>& all, std::vector<int> roots) {
-  const std::vector<Node> nodes = program::slice(all, roots);
+  const std::vector<Node> ordered = in_order(all, program_.nodes.size(), roots);
+  const std::vector<Node> nodes = program::slice(ordered, roots);
   std::vector<bool> varying(nodes.size(), false), uniform(nodes.size(), true);
   for (std::size_t n = 0; n < nodes.size(); ++n) {
     varying[n] = nodes[n].op == Op::j || nodes[n].op == Op::score;

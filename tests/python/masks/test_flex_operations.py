@@ -202,3 +202,15 @@ def test_refusals(score_mod, named):
     q = torch.randn(1, 1, 8, 8)
     with pytest.raises(ValueError, match=named):
         flex_attention(q, q, q, score_mod)
+
+
+def test_long_functions_have_gradients():
+    """A derivative is computed beside its value: a CPU keeps 160 values at once, and this needed more."""
+    weight = torch.randn(HEADS, generator=generator).requires_grad_()
+
+    def score_mod(s, b, h, i, j):
+        for _ in range(3):
+            s = functional.gelu(s) + torch.atan(s * weight[h]) + functional.mish(s)
+        return s
+
+    compare(score_mod, None, [weight])
