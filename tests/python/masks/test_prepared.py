@@ -282,6 +282,7 @@ def test_other_things_are_refused():
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU here")
 def test_each_stream_has_its_own():
     """A mask that one stream prepares is not read by another, which may be ahead of it."""
     _, mask_mod = documents("cuda")
@@ -302,6 +303,7 @@ def test_each_stream_has_its_own():
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU here")
 @pytest.mark.parametrize("kind", ["program", "intervals"])
 def test_a_cuda_graph_prepares_the_mask_itself(kind):
     ids, mask_mod = documents("cuda")
@@ -343,6 +345,7 @@ def test_a_cuda_graph_prepares_the_mask_itself(kind):
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU here")
 def test_many_calls_one_after_another():
     """Counters and workspaces of neighbours: 50 calls without a pause, of two masks in turn."""
     q, k, v, _ = inputs("cuda", 1000, 1000)
