@@ -16,18 +16,22 @@ constexpr int backward_sm90_first_parts(long long seq_q) {
 
 constexpr int backward_sm90_max_shared_bytes = 232448;
 
+/// BackwardConfig::statistics_by_product: of each row in the workspace.
+constexpr int backward_sm90_parts_row_bytes = 16;
+
 struct BackwardSm90Layout {
   int chunk_bytes = 64 * 64 * 2;  // 64 rows of 64 columns
-  int chunks, chunks_v, width, warpgroups;
+  int chunks, chunks_v, width, warpgroups, statistics_bytes;
 
   constexpr explicit BackwardSm90Layout(const BackwardConfig& config)
       : chunks((config.head_dim + 63) / 64),
         chunks_v((config.head_dim_v + 63) / 64),
         width((config.head_dim + 31) / 32 * 32),
-        warpgroups(config.block_kv / 64) {}
+        warpgroups(config.block_kv / 64),
+        statistics_bytes(config.statistics_by_product ? 896 : 512) {}
 
   /// Row statistics and barriers, and what the alignment of the whole adds.
-  constexpr int tail_bytes(int stages) const { return (stages * 512 + 1023) / 1024 * 1024 + 1024; }
+  constexpr int tail_bytes(int stages) const { return (stages * statistics_bytes + 1023) / 1024 * 1024 + 1024; }
   constexpr int tiles(int count) const { return count * (chunks + chunks_v) * chunk_bytes; }
 };
 

@@ -116,9 +116,10 @@ struct BackwardConfig {
   bool dlse = true;       // a gradient flows through lse
   bool dbias = false;
   bool dsink = false;
-  bool bias_boxes = false;     // sm90: TMA brings the biases of a step with its queries
-  bool heads_in_turn = false;  // sm90: neighbouring tasks are of different heads
-  bool split_first = false;    // sm90: tasks may share the queries of each head's first tile of keys
+  bool bias_boxes = false;             // sm90: TMA brings the biases of a step with its queries
+  bool heads_in_turn = false;          // sm90: neighbouring tasks are of different heads
+  bool split_first = false;            // sm90: tasks may share the queries of each head's first tile of keys
+  bool statistics_by_product = false;  // sm90: S and dP come out of their products less the rows' statistics
 };
 
 }  // namespace flash_attention::abi

@@ -28,7 +28,8 @@ enum class BackwardSm90Region : int {
   tasks = 4,  // counters of tasks taken
   dK = 5,     // sums
   dV = 6,     // sums
-  order = 7   // who may add next: backward/sm90/ordered_accumulate.cuh
+  order = 7,  // who may add next: backward/sm90/ordered_accumulate.cuh
+  parts = 8   // of statistics: backward/sm90/statistics.cuh
 };
 
 /// Of each split of a row's keys: forward/sm90/parts.cuh. Words of the masks that all heads share: mask/words.cuh.

@@ -22,9 +22,10 @@ enum class Major : int { k = 0, mn = 1 };
 /// A matrix descriptor (9.7.15.5.1.2.2) of tiles whose rows are swizzled over 128, 64 or 32 bytes: 8 rows are an atom, on
 /// whose size the tile begins. `stride` is the bytes from one group of 8 rows to the next; `leading`, used when mn is
 /// contiguous, from one row's width of columns to the next. Adding b / 16 to a descriptor moves its start by b bytes.
+/// Without a swizzle (0) an atom is 8 rows of 16 bytes, one after another; `leading` is from eight k to the next eight.
 __device__ __forceinline__ unsigned long long wgmma_descriptor(const void* tile, int leading, int stride,
                                                                int swizzle_bytes = 128) {
-  const unsigned long long swizzle = swizzle_bytes == 128 ? 1 : swizzle_bytes == 64 ? 2 : 3;
+  const unsigned long long swizzle = swizzle_bytes == 128 ? 1 : swizzle_bytes == 64 ? 2 : swizzle_bytes == 32 ? 3 : 0;
   return ((shared_address(tile) & 0x3ffff) >> 4) | static_cast<unsigned long long>(leading >> 4) << 16 |
          static_cast<unsigned long long>(stride >> 4) << 32 | swizzle << 62;
 }

@@ -146,6 +146,7 @@ std::string to_source(const abi::BackwardConfig& config) {
   MEMBER(bias_boxes);
   MEMBER(heads_in_turn);
   MEMBER(split_first);
+  MEMBER(statistics_by_product);
   return out.done();
 }
 

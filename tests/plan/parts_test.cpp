@@ -68,6 +68,7 @@ TEST(BackwardParts, ShareOneWorkspace) {
   EXPECT_EQ(between(Region::lse2), 2048 * 4);
   EXPECT_EQ(between(Region::delta), 2048 * 4);
   EXPECT_EQ(between(Region::dQ), 2048 * 128 * 4);
+  EXPECT_EQ(between(Region::parts), 2048 * 16);
   EXPECT_EQ(between(Region::tasks), 8);  // blocks may run at once: counters of their own
   EXPECT_EQ(rows.zeroed_bytes, 256u * 8);
   EXPECT_EQ(first.zeroed_bytes, 0u);

@@ -94,6 +94,34 @@ TEST(Sm90Backward, TakesHeadsInTurnWhereQueriesAreFew) {
   }
 }
 
+/// Where scores are plain and 16 bits have room for what makes a row's probabilities 0.
+TEST(Sm90Backward, SubtractsStatisticsByProducts) {
+  const auto by_product = [](const Problem& p) {
+    const Plan plan = plan_of(p);
+    const auto* config = plan::config_of<abi::BackwardConfig>(plan.launches[1]);
+    const bool result = config != nullptr && config->statistics_by_product;
+    EXPECT_EQ(plan.workspace_offsets[static_cast<std::size_t>(abi::BackwardSm90Region::parts)] != 0, result);
+    EXPECT_EQ(plan::config_of<abi::BackwardConfig>(plan.launches[0])->statistics_by_product, result) << "who writes them";
+    return result;
+  };
+  for (const bool causal : {false, true}) {
+    const Problem p = grouped(32, 128, causal);
+    EXPECT_TRUE(by_product(p));
+    for (void (*const change)(Problem&) :
+         {+[](Problem& q) { q.softcap = 20; }, +[](Problem& q) { q.alibi = true; }, +[](Problem& q) { q.dropout_p = 0.1f; },
+          +[](Problem& q) { q.head_dim = 256; }, +[](Problem& q) { q.scale = 0.0f; }, +[](Problem& q) { q.head_dim = 32; },
+          +[](Problem& q) { q.window_left = 100; }, +[](Problem& q) { q.dtype = Dtype::float16, q.scale = 0.01f; }}) {
+      Problem other = p;
+      change(other);
+      EXPECT_FALSE(by_product(other));
+    }
+    Problem other = p;
+    other.scale = -0.01f;
+    EXPECT_TRUE(by_product(other)) << "bfloat16";
+    EXPECT_EQ(by_product(grouped(4, 128, causal)), !causal) << "a group is split: dK and dV are summed in memory";
+  }
+}
+
 /// Masks often show the first keys to all queries.
 TEST(Sm90Backward, SharesTheQueriesOfTheFirstKeysUnderMasks) {
   const auto tasks_share = [](const Problem& p) {
@@ -282,7 +310,7 @@ TEST(Sm90Backward, TheEmulatedCasesTakeTurns) {
 /// head_dim + head_dim_v a key and key head, and a tile of keys more for each sequence.
 TEST(Sm90Backward, SumsOfKeysTakeABoundedWorkspace) {
   Problem p = grouped(1, 128, true);
-  p.seq_q = p.seq_kv = 1024;
+  p.seq_q = p.seq_kv = 1024, p.scale = 0;  // no statistics by products, whose room depends on splits
   const Plan one = plan_of(p, 1), many = plan_of(p, 100000);
   EXPECT_EQ(one.num_splits, 1);
   EXPECT_EQ(many.num_splits, 32);

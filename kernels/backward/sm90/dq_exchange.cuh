@@ -17,10 +17,6 @@
 
 namespace flash_attention::backward_sm90 {
 
-struct Nothing {
-  __device__ __forceinline__ void operator()() const {}
-};
-
 /// One consumer warpgroup: 64 keys, its place in the work tile, and its part in dQ.
 template <BackwardConfig config>
 struct DqExchange {

@@ -33,7 +33,8 @@ struct Epilogue : DqExchange<config> {
     for (int head_idx = block.head_idx * args.group; head_idx < (block.head_idx + 1) * args.group; ++head_idx) {
       const long long padded = head_idx * padded_rows(args) + padded_start(args, sequence);
       const int rows = tile::ceil_div(args.seq_q, tile_rows) * tile_rows;
-      nonfinite |= prepare_rows<config, S::warpgroups * wg_threads, 4>(args, {sequence, head_idx, 0, padded}, rows, thread);
+      nonfinite |= prepare_rows<config, S::warpgroups * wg_threads, 4>(args, {sequence, head_idx, 0, padded}, rows, thread)
+                       .nonfinite;
     }
     ptx::fence_async_global();  // the statistics before their copies; not found by the emulator: one view of global memory
     const bool any_nonfinite = ptx::any(nonfinite);

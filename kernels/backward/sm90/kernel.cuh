@@ -21,10 +21,10 @@
 // is the warpgroup that makes its dQ. Its sender, a warp of the producer's warpgroup, adds dQ to the sums in memory.
 //
 // Where to read on: prepare.cuh before, repair.cuh after this kernel; in it producer.cuh loads, consumer.cuh is the loop
-// above, steps.cuh one step of it, scores.cuh the softmax, dq_exchange.cuh its last line, epilogue.cuh stores dK and dV. A
-// consumer is built of these in layers, each a base of the one before: Consumer, Steps, Epilogue, DqExchange. Other
-// structures of the same loop: three_warpgroups.cuh (192 keys), wide.cuh (to 256 columns), columns.cuh (more). shape.cuh
-// has the sizes.
+// above, steps.cuh one step of it, scores.cuh the softmax, statistics.cuh what products take over of it, dq_exchange.cuh
+// its last line, epilogue.cuh stores dK and dV. A consumer is built of these in layers, each a base of the one before:
+// Consumer, Steps, Epilogue, DqExchange. Other structures of the same loop: three_warpgroups.cuh (192 keys), wide.cuh (to
+// 256 columns), columns.cuh (more). shape.cuh has the sizes.
 
 #include "backward/sm90/consumer.cuh"
 #include "backward/sm90/ordered_accumulate.cuh"
@@ -85,6 +85,10 @@ __device__ __forceinline__ void run_block(const AttentionArgs& args, Run run) {
     ptx::mbarrier_init(shared.KV_full, 1);
     ptx::mbarrier_init(shared.KV_empty, S::warpgroups);
     ptx::mbarrier_init_fence();  // TMA sees the barriers
+  }
+  if constexpr (config.statistics_by_product) {
+    write_part_weights<S::type>(shared.statistics.weights, threadIdx.x);
+    ptx::fence_async_shared();  // the weights before the products
   }
   __syncthreads();  // everyone sees the barriers
 

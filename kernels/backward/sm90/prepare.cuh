@@ -12,6 +12,7 @@
 
 #include "backward/sm90/ordered_accumulate.cuh"
 #include "backward/sm90/products.cuh"
+#include "backward/sm90/statistics.cuh"
 #include "ptx/launch.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/path.cuh"
@@ -43,9 +44,13 @@ struct RowTile {
 };
 
 /// lse2 and delta of some rows from a tile on, whole tiles. Eight of the threads share a row, 16 bytes each at a time, and
-/// have `at_once` rows. Returns whether a row is not finite, or may be.
+/// have `at_once` rows.
+struct RowFindings {
+  bool nonfinite = false;  // a row is not finite, or may be
+  bool left_out = false;   // a row has a statistic without parts: statistics.cuh
+};
 template <BackwardConfig config, int threads, int at_once>
-__device__ __forceinline__ bool prepare_rows(const AttentionArgs& args, const RowTile& tile, int rows, int thread) {
+__device__ __forceinline__ RowFindings prepare_rows(const AttentionArgs& args, const RowTile& tile, int rows, int thread) {
   using Element = typename Shape<config>::Element;
   using Eight = ptx::Vector<unsigned, 4>;
   constexpr Type type = config.features.dtype;
@@ -56,7 +61,7 @@ __device__ __forceinline__ bool prepare_rows(const AttentionArgs& args, const Ro
   const bool drops = args.keep_scale != 1.0f;
   const float log2_keep = drops ? ptx::log2(args.keep_scale) : 0, keep = drops ? 1.0f / args.keep_scale : 1;
   const int lane = thread % 8;
-  bool nonfinite = false;
+  RowFindings found;
 #pragma unroll(at_once* stride < tile_rows ? tile_rows / (at_once * stride) : 1)
   for (int first = thread / 8; first < rows; first += stride * at_once) {
     // All loads before the first is used: memory has much to do at once.
@@ -93,13 +98,22 @@ __device__ __forceinline__ bool prepare_rows(const AttentionArgs& args, const Ro
       for (int distance = 1; distance < 8; distance *= 2) sum += ptx::shuffle_xor(sum, distance);
       if (lane != 0 || row >= rows) continue;
       sum -= dlse[n];
-      nonfinite = nonfinite || (used && (!(lse[n] < tile::infinity && lse[n] > -tile::infinity) || sum - sum != 0.0f));
-      workspace<float>(args, Region::lse2)[tile.padded + row] =
-          lse[n] < tile::lowest_lse ? tile::infinity : ptx::fma(lse[n], tile::log2_e, -log2_keep);
-      workspace<float>(args, Region::delta)[tile.padded + row] = used ? sum * keep : 0;
+      found.nonfinite =
+          found.nonfinite || (used && (!(lse[n] < tile::infinity && lse[n] > -tile::infinity) || sum - sum != 0.0f));
+      float lse2 = lse[n] < tile::lowest_lse ? tile::infinity : ptx::fma(lse[n], tile::log2_e, -log2_keep);
+      const float delta = used ? sum * keep : 0;
+      if constexpr (config.statistics_by_product) {
+        Parts& parts = parts_of(args, tile.padded);
+        lse2 = scaled_lse<type>(lse[n], args.scale, used);
+        const bool has_lse = write_statistic<type>(parts.lse, row, lse2);
+        const bool has_delta = write_statistic<type>(parts.delta, row, delta);
+        found.left_out = found.left_out || !has_lse || !has_delta;
+      }
+      workspace<float>(args, Region::lse2)[tile.padded + row] = lse2;
+      workspace<float>(args, Region::delta)[tile.padded + row] = delta;
     }
   }
-  return nonfinite;
+  return found;
 }
 
 /// Zeroes the sums of dK and dV and their counters, the blocks of the grid together; or those of the first keys.
@@ -177,10 +191,17 @@ __device__ __forceinline__ void backward_sm90_prepare(const abi::AttentionArgs& 
       ptx::store_global(sums + piece, ptx::Vector<float, 4>{});
   }
   constexpr int chunks = Shape<config>::chunks_v, at_once = chunks > 2 ? 1 : 4 / chunks;
-  const bool nonfinite = ptx::any(prepare_rows<config, wg_threads, at_once>(args, tile, tile_rows, threadIdx.x));
+  const RowFindings found = prepare_rows<config, wg_threads, at_once>(args, tile, tile_rows, threadIdx.x);
+  const bool nonfinite = ptx::any(found.nonfinite);
   auto* const nonfinite_flags = reinterpret_cast<unsigned char*>(nonfinite_flags_of(args, tile.padded));
   static_assert(wg_threads / 32 == sizeof(unsigned), "a byte for each warp");
   if (threadIdx.x % 32 == 0) nonfinite_flags[threadIdx.x / 32] = nonfinite ? 1 : 0;
+  if constexpr (config.statistics_by_product) {
+    Parts& parts = parts_of(args, tile.padded);
+    const bool left_out = ptx::any(found.left_out);
+    if (threadIdx.x % 32 == 0) reinterpret_cast<unsigned char*>(&parts.flags)[threadIdx.x / 32] = left_out ? 1 : 0;
+    if (threadIdx.x < sizeof(parts.zeros) / 4) parts.zeros[threadIdx.x] = 0;
+  }
 }
 
 template <abi::BackwardConfig config>

@@ -14,6 +14,7 @@
 // queries of the next task are loaded under the last products of this one.
 
 #include "backward/sm90/bias_boxes.cuh"
+#include "backward/sm90/statistics.cuh"
 #include "backward/sm90/step_list.cuh"
 #include "backward/sm90/tile_scheduler.cuh"
 #include "ptx/fence.cuh"
@@ -193,7 +194,8 @@ __device__ __forceinline__ void produce_work_tiles(const AttentionArgs& args, St
       // Every warpgroup is done with the stage's earlier tile. Stages start out empty: phase 1 counts as completed.
       ptx::mbarrier_wait(shared.empty[state.stage], state.phase ^ 1);
       const int row = static_cast<int>(task.sequence.start_q) + next.q_begin;
-      ptx::mbarrier_arrive_expect_tx(shared.full[state.stage], S::stage_bytes + bias_bytes<config>(args));
+      ptx::mbarrier_arrive_expect_tx(shared.full[state.stage],
+                                     S::tiles_bytes + shared.statistics.stage_bytes + bias_bytes<config>(args));
       load_biases<config>(args, shared, state.stage, task, next);
 #pragma unroll(S::next_sequence_rows ? 1 : S::chunks)
       for (int c = 0; c < S::chunks; ++c)
@@ -207,10 +209,7 @@ __device__ __forceinline__ void produce_work_tiles(const AttentionArgs& args, St
         ptx::mbarrier_wait(shared.prepared, n % 2);  // the warpgroups have written the statistics
         ptx::fence_async_global();  // before the copies; not found by the emulator: it has one view of global memory
       }
-      ptx::bulk_load(shared.lse2[state.stage], workspace<float>(args, Region::lse2) + next.padded, tile_rows * 4,
-                     shared.full[state.stage]);
-      ptx::bulk_load(shared.delta[state.stage], workspace<float>(args, Region::delta) + next.padded, tile_rows * 4,
-                     shared.full[state.stage]);
+      shared.statistics.load(args, state.stage, next.padded, shared.full[state.stage]);
       // The first queries come under the end of the tile before.
       if (!S::direct_dq && count == work_tile.first_step && !(loads_early && n == 0)) load_keys();
       head_idx = next.head_idx;  // both read again

@@ -25,9 +25,13 @@ constexpr int barrier_warpgroup = 8;
 /// From a descriptor of a tile to that of 16 of its columns.
 __device__ __forceinline__ constexpr int dots_offset(int step) { return (step / 4 * chunk_bytes + step % 4 * 32) / 16; }
 
-/// D = A B^T over the head dimension; A and B are tiles of 64 rows in chunks.
-template <Type type, int steps>
-__device__ __forceinline__ void issue_dots(float (&D)[tile_rows / 2], const void* A, const void* B, int fresh) {
+/// D = A B^T over the head dimension; A and B are tiles of 64 rows in chunks. issue_last() may add to it.
+struct Nothing {
+  __device__ __forceinline__ void operator()() const {}
+};
+template <Type type, int steps, typename IssueLast = Nothing>
+__device__ __forceinline__ void issue_dots(float (&D)[tile_rows / 2], const void* A, const void* B, int fresh,
+                                           IssueLast issue_last = {}) {
   const unsigned long long A_desc = ptx::wgmma_descriptor(A, 0, 1024) + fresh;
   const unsigned long long B_desc = ptx::wgmma_descriptor(B, 0, 1024) + fresh;
 #pragma unroll
@@ -35,6 +39,7 @@ __device__ __forceinline__ void issue_dots(float (&D)[tile_rows / 2], const void
     ptx::wgmma_ss<type, tile_rows, ptx::Major::k, ptx::Major::k>(D, A_desc + dots_offset(step), B_desc + dots_offset(step),
                                                                  step != 0);
   }
+  issue_last();
   ptx::wgmma_commit();
 }
 

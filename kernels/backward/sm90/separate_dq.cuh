@@ -18,7 +18,7 @@
 #include "backward/sm90/prepare.cuh"
 #include "backward/sm90/products.cuh"
 #include "backward/sm90/scores.cuh"
-#include "backward/sm90/separate_dq_keys.cuh"
+#include "backward/sm90/separate_dq_producer.cuh"
 #include "ptx/path.cuh"
 #include "ptx/registers.cuh"
 

@@ -98,7 +98,7 @@ struct Shape {
   static constexpr int width = tile::round_up(config.head_dim, 32);  // N of dK and dQ
   static constexpr int width_v = tile::round_up(config.head_dim_v, 32);
 
-  static constexpr int stage_bytes = (chunks + chunks_v) * chunk_bytes + 2 * tile_rows * 4;  // Q, dO, lse2, delta
+  static constexpr int tiles_bytes = (chunks + chunks_v) * chunk_bytes;  // of a stage: Q and dO
   static constexpr int kv_bytes = warpgroups * (chunks + chunks_v) * chunk_bytes;
 
   // setmaxnreg: what the producer warpgroup gives up, the others take (3 x 168 or 4 x 128 registers a thread at entry).

@@ -23,7 +23,8 @@ struct Steps : Epilogue<config> {
                                     S::next_sequence_rows || StepList<config>::present;
 
   /// Statistics are read under the products before them.
-  static constexpr bool early_statistics = !S::serial_dP && !S::short_of_registers;
+  static constexpr bool by_product = config.statistics_by_product;
+  static constexpr bool early_statistics = !S::serial_dP && !S::short_of_registers && !by_product;
 
   using Tile = typename Math::Tile;
   struct Operands {  // P and dS of a step, as operands of products
@@ -47,7 +48,11 @@ struct Steps : Epilogue<config> {
       clear_next_sequence_rows<config>(shared.dO[state.stage], warpgroup, thread, used_rows);
     }
     ptx::wgmma_fence();  // the registers of S have been used for other things
-    issue_dots<type, S::steps>(St, shared.K[warpgroup], shared.Q[state.stage], ptx::registers_fresh(0));
+    const int fresh = ptx::registers_fresh(0);
+    issue_dots<type, S::steps>(St, shared.K[warpgroup], shared.Q[state.stage], fresh, [&] {
+      if constexpr (by_product)
+        issue_parts<type>(St, shared.statistics.weights, shared.statistics.parts[state.stage].lse, fresh);
+    });
     if constexpr (!config.bias_boxes) this->load_bias(step, bias);
   }
 
@@ -60,11 +65,14 @@ struct Steps : Epilogue<config> {
     Tile dPt;
     const auto begin_dP = [&] {
       ptx::wgmma_fence();  // the registers of dP have been used for other things
-      issue_dots<type, S::steps_v>(dPt, shared.V[warpgroup], shared.dO[state.stage], fresh);
+      issue_dots<type, S::steps_v>(dPt, shared.V[warpgroup], shared.dO[state.stage], fresh, [&] {
+        if constexpr (by_product)
+          issue_parts<type>(dPt, shared.statistics.weights, shared.statistics.parts[state.stage].delta, fresh);
+      });
     };
-    const auto pair_of = [&](const float(&values)[tile_rows], int group) {
-      return *reinterpret_cast<const typename Math::Pair*>(&values[8 * group + 2 * (lane % 4)]);
-    };
+    const auto lse2_of = [&](int group) { return shared.statistics.lse2_of(state.stage, group, lane); };
+    const auto delta_of = [&](int group) { return shared.statistics.delta_of(state.stage, group, lane); };
+    const bool is_flagged = shared.statistics.is_flagged(state.stage);
     // Under the products: what is known of the tile. Without a mask most need no place.
     const bool needs_place = has_edges || config.features.touches_scores() || edge;
     const int kv_begin = needs_place ? task().kv_begin + warpgroup * tile_rows : 0,
@@ -89,7 +97,7 @@ struct Steps : Epilogue<config> {
     typename Math::Pair lse2[tile_rows / 8], delta[tile_rows / 8];
     if constexpr (early_statistics) {
 #pragma unroll
-      for (int group = 0; group < tile_rows / 8; ++group) lse2[group] = pair_of(shared.lse2[state.stage], group);
+      for (int group = 0; group < tile_rows / 8; ++group) lse2[group] = lse2_of(group);
     }
     if constexpr (!S::serial_dP) begin_dP();
     if constexpr (config.bias_boxes) this->load_bias(step, math.bias);
@@ -98,22 +106,23 @@ struct Steps : Epilogue<config> {
     if (warpgroup == 0) Math::prefetch_mask(score, here.q_begin + 2 * tile_rows, task().kv_begin, thread);
     ptx::wgmma_wait<S::serial_dP ? 0 : 1>();  // S is complete; dP may still run
     ptx::wgmma_pin(St);
+    if (is_flagged) subtract_rest<type>(St, workspace<float>(args, Region::lse2) + here.padded, lane);
     math.probabilities(
-        St, marks, [&](int i) { return early_statistics ? lse2[i / 4] : pair_of(shared.lse2[state.stage], i / 4); },
+        St, marks, [&](int i) { return early_statistics ? lse2[i / 4] : lse2_of(i / 4); },
         [&](int i, float p, float q) { P[i / 8][i / 2 % 4] = ptx::pack<type>(p, q); });
     ptx::wgmma_pin(P);
     if constexpr (S::serial_dP) begin_dP();
     issue_rows<type, S::width_v>(dV, P, shared.dO[state.stage], fresh);
     if constexpr (early_statistics) {
 #pragma unroll
-      for (int group = 0; group < tile_rows / 8; ++group) delta[group] = pair_of(shared.delta[state.stage], group);
+      for (int group = 0; group < tile_rows / 8; ++group) delta[group] = delta_of(group);
     }
 
     ptx::wgmma_wait<S::serial_dP ? 0 : 1>();  // dP is complete; dV may still run
     ptx::wgmma_pin(dPt);
     if constexpr (S::serial_dP) ptx::wgmma_pin(P);
-    math.gradients(St, dPt, marks,
-                   [&](int i) { return early_statistics ? delta[i / 4] : pair_of(shared.delta[state.stage], i / 4); });
+    if (is_flagged) subtract_rest<type>(dPt, workspace<float>(args, Region::delta) + here.padded, lane);
+    math.gradients(St, dPt, marks, [&](int i) { return early_statistics ? delta[i / 4] : delta_of(i / 4); });
     Math::pack(dPt, dS);
     ptx::wgmma_pin(dS);
   }

@@ -18,8 +18,7 @@ struct alignas(1024) SharedStorage : BiasTiles<config> {
   Chunk dO[S::stages][S::chunks_v];
   Chunk dS[S::separate_dq ? 1 : S::warpgroups][S::separate_dq ? 1 : S::warpgroups];     // [step's owner][keys of warpgroup]
   float dQ[S::separate_dq ? 1 : S::warpgroups][4][S::separate_dq ? 4 : 16 * S::width];  // in flight to memory
-  float lse2[S::stages][tile_rows];
-  float delta[S::stages][tile_rows];
+  StatisticsTiles<S::stages, config.statistics_by_product> statistics;
   ptx::Mbarrier prepared;  // direct_dq: the statistics of a task are in memory
   ptx::Mbarrier full[S::stages], empty[S::stages], KV_full, KV_empty;
   ptx::Mbarrier dS_empty[S::warpgroups];                          // of three warpgroups

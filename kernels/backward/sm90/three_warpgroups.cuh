@@ -106,11 +106,18 @@ struct ThreeConsumer {
     const int fresh = ptx::registers_fresh(0);
     float St[tile_rows / 2], dPt[tile_rows / 2];
     ptx::wgmma_fence();  // the registers of S and dP have been used for other things
-    issue_dots<type, S::steps>(St, shared.K[warpgroup], shared.Q[stage], fresh);
-    issue_dots<type, S::steps_v>(dPt, shared.V[warpgroup], shared.dO[stage], fresh);
+    issue_dots<type, S::steps>(St, shared.K[warpgroup], shared.Q[stage], fresh, [&] {
+      if constexpr (config.statistics_by_product)
+        issue_parts<type>(St, shared.statistics.weights, shared.statistics.parts[stage].lse, fresh);
+    });
+    issue_dots<type, S::steps_v>(dPt, shared.V[warpgroup], shared.dO[stage], fresh, [&] {
+      if constexpr (config.statistics_by_product)
+        issue_parts<type>(dPt, shared.statistics.weights, shared.statistics.parts[stage].delta, fresh);
+    });
 
     // Under the products: what is known of the tile.
     const int thread = ThreeConsumer::thread(), lane = thread % 32;
+    const bool is_flagged = shared.statistics.is_flagged(stage);
     const bool at_edge = edge || (!steady_state(step) && (step_at(step).edge >> warpgroup & 1) != 0);
     tile::Sequence sequence{};
     Step here{};
@@ -135,18 +142,20 @@ struct ThreeConsumer {
                     2 * (lane % 4),
                     at_edge,
                     {(nonfinite_lanes >> 2 * (lane / 4) & 3) != 0, (nonfinite_lanes >> 2 * (lane / 4) + 16 & 3) != 0}};
-    const auto pair_of = [&](const float(&values)[tile_rows], int i) {
-      return *reinterpret_cast<const typename Math::Pair*>(&values[8 * (i / 4) + 2 * (lane % 4)]);
-    };
     typename Math::Marks marks;
     if constexpr (config.features.dropout) math.mark(marks);
     ptx::wgmma_wait<0>();  // S and dP are complete
     ptx::wgmma_pin(St);
     ptx::wgmma_pin(dPt);
+    if (is_flagged) {
+      const long long padded = step_at(step).padded;
+      subtract_rest<type>(St, workspace<float>(args, Region::lse2) + padded, lane);
+      subtract_rest<type>(dPt, workspace<float>(args, Region::delta) + padded, lane);
+    }
     if constexpr (!config.features.dropout) math.mark(marks);
     math.operands(
-        St, dPt, marks, [&](int i) { return pair_of(shared.lse2[stage], i); },
-        [&](int i) { return pair_of(shared.delta[stage], i); }, P, dS);
+        St, dPt, marks, [&](int i) { return shared.statistics.lse2_of(stage, i / 4, lane); },
+        [&](int i) { return shared.statistics.delta_of(stage, i / 4, lane); }, P, dS);
     ptx::wgmma_pin(P);
     ptx::wgmma_pin(dS);
   }

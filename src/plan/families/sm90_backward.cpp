@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cmath>
 
 #include "abi/backward_sm90.h"
 #include "plan/families/portable.h"
@@ -119,6 +120,17 @@ bool are_launches_short(const Problem& p, const DeviceInfo& device) {
   return 2 * p.total_q * p.heads_q * row_bytes <= device.l2_bytes;
 }
 
+/// Whether lse and delta are subtracted by the tensor cores: where scores are plain and sums of dQ are in memory, as far as
+/// that has been timed (docs/lab/backward_sm90.md). Parts of a pass agree, whatever lengths and window a block has. A row
+/// past the last query has half of what float16 or bfloat16 can be for lse / scale, which must make its probabilities 0.
+bool takes_statistics_by_product(const Problem& p, const abi::BackwardConfig& config, bool whole) {
+  const bool sums_dq = config.dq_mode == abi::DqMode::atomic || config.dq_mode == abi::DqMode::ordered;
+  const bool timed = std::min(p.head_dim, p.head_dim_v) >= 64 && !p.packed && !p.seqused_q && !config.key_sums &&
+                     !(whole && p.window_left >= 0);
+  const float least = p.dtype == Dtype::float16 ? 0x1p-6f : 0x1p-30f, scale = std::abs(p.scale.value_or(1.0f));
+  return sums_dq && timed && !config.features.touches_scores() && scale >= least && std::isfinite(scale);
+}
+
 std::int64_t padded_rows(const Problem& p) { return sm90_padded_rows(p.total_q, p.batch); }
 
 void reserve_floats(Plan& plan, abi::BackwardSm90Region region, std::int64_t floats) { reserve(plan, region, floats * 4); }
@@ -190,6 +202,7 @@ Plan lay_out_sm90_backward(const Problem& p, const DeviceInfo& device, bool whol
   config.key_sums = plan.num_splits > 1;
   config.heads_in_turn = takes_heads_in_turn(p, device, config);
   config.split_first = whole && splits_first(p, config);
+  config.statistics_by_product = takes_statistics_by_product(p, config, whole);
 
   // dbias and dsink are made by kernels of other families, which take delta in the layout of lse.
   const bool portable_parts = p.bias.present || p.sink || p.program_gradients != 0;
@@ -198,6 +211,7 @@ Plan lay_out_sm90_backward(const Problem& p, const DeviceInfo& device, bool whol
   using Region = abi::BackwardSm90Region;
   reserve_floats(plan, Region::lse2, rows + rows / tile_rows + 1);  // and what is in doubt
   reserve_floats(plan, Region::delta, rows);
+  if (config.statistics_by_product) reserve(plan, Region::parts, rows * abi::backward_sm90_parts_row_bytes);
   reserve_floats(plan, Region::tasks, 2);
   if (!separate_dq && !direct) reserve_floats(plan, Region::dQ, rows * ((p.head_dim + 31) / 32 * 32));
 

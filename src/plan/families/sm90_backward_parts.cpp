@@ -2,6 +2,7 @@
 // at an offset, so the kernels are those of a whole pass.
 #include <algorithm>
 
+#include "abi/backward_sm90.h"
 #include "plan/families/sm90.h"
 #include "plan/masks.h"
 #include "plan/workspace.h"
@@ -56,11 +57,14 @@ Plan lay_out_sm90_backward_part(const Problem& p, const DeviceInfo& device, cons
   reserve(plan, Region::lse2, (rows + rows / tile_rows + 1) * 4);  // and what is in doubt
   reserve(plan, Region::delta, rows * 4);
   reserve(plan, Region::dQ, rows * row_bytes);
+  const bool by_product = offset_of(plan, Region::parts) != 0;
+  if (by_product) reserve(plan, Region::parts, rows * abi::backward_sm90_parts_row_bytes);
   if (part.kind == Kind::rows) plan.zeroed_bytes = static_cast<std::size_t>(max_blocks * counters);
   offset_of(plan, Region::tasks) += part.number * counters;
   offset_of(plan, Region::lse2) += part.first * 4;
   offset_of(plan, Region::delta) += part.first * 4;
   offset_of(plan, Region::dQ) += part.first * row_bytes;
+  if (by_product) offset_of(plan, Region::parts) += part.first * abi::backward_sm90_parts_row_bytes;
   return plan;
 }
 

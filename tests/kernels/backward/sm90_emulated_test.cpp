@@ -191,6 +191,28 @@ std::vector<Case> nan_loops() {
   return {wide, split};
 }
 
+/// Row statistics that products subtract in parts of 16 bits: more than float16 has room for in some rows of a tile or in
+/// all, few bits of it, rows without probabilities among others, a scale below 0, and rows past the last query.
+std::vector<Case> statistics_loops() {
+  const auto make = [](const char* name, std::int64_t dim, Dtype dtype, Draw draw, bool causal) {
+    Case c = loop(name, {.seq_q = 150, .seq_kv = 330, .heads_q = 2, .heads_kv = 2, .head_dim = dim, .causal = causal});
+    c.problem.dtype = dtype, c.draw = draw;
+    return c;
+  };
+  std::vector<Case> cases = {make("statistics_some_128", 128, Dtype::float16, Draw::growing, true),
+                             make("statistics_all_64", 64, Dtype::float16, Draw::falling, false),
+                             make("statistics_large_128", 128, Dtype::bfloat16, Draw::normal, false),
+                             make("statistics_denormal_128", 128, Dtype::float16, Draw::denormal, false),
+                             make("statistics_empty_rows_128", 128, Dtype::float16, Draw::large, true),
+                             make("statistics_scale_64", 64, Dtype::bfloat16, Draw::normal, true),
+                             make("statistics_scale_128", 128, Dtype::float16, Draw::large, false)};
+  for (const std::size_t i : {0, 1}) cases[i].problem.seq_kv = 500, cases[i].problem.scale = 0.02f;
+  cases[2].problem.scale = 1000.0f;  // an lse of about 30000, of which each part tells
+  cases[4].problem.seq_q = 500;
+  for (const std::size_t i : {5, 6}) cases[i].problem.scale = -0.2f;
+  return cases;
+}
+
 /// The structures differ in how they loop and what they must not multiply, not in dtype: a part of the cases is enough.
 std::vector<Case> structure_cases() {
   std::vector<Case> cases = contract_cases(Dtype::bfloat16);
@@ -231,6 +253,7 @@ INSTANTIATE_TEST_SUITE_P(Bfloat16, BackwardSm90Loops, ::testing::ValuesIn(determ
 INSTANTIATE_TEST_SUITE_P(Bfloat16, BackwardSm90Turns, ::testing::ValuesIn(share_of(deterministic(turns()), 5, 0)),
                          case_name);
 INSTANTIATE_TEST_SUITE_P(Options, BackwardSm90Loops, ::testing::ValuesIn(optional_loops()), case_name);
+INSTANTIATE_TEST_SUITE_P(Statistics, BackwardSm90Loops, ::testing::ValuesIn(statistics_loops()), case_name);
 INSTANTIATE_TEST_SUITE_P(Sums, BackwardSm90Loops, ::testing::ValuesIn(summing_loops()), case_name);
 
 }  // namespace

@@ -10,7 +10,7 @@ namespace flash_attention::ptx {
 enum class Major : int { k = 0, mn = 1 };
 
 inline unsigned long long wgmma_descriptor(const void* tile, int leading, int stride, int swizzle_bytes = 128) {
-  const unsigned long long swizzle = swizzle_bytes == 128 ? 1 : swizzle_bytes == 64 ? 2 : 3;
+  const unsigned long long swizzle = swizzle_bytes == 128 ? 1 : swizzle_bytes == 64 ? 2 : swizzle_bytes == 32 ? 3 : 0;
   return ((shared_address(tile) & 0x3ffff) >> 4) | static_cast<unsigned long long>(leading >> 4) << 16 |
          static_cast<unsigned long long>(stride >> 4) << 32 | swizzle << 62;
 }
