@@ -106,6 +106,16 @@ __device__ __forceinline__ void bulk_reduce_add(float* global, const void* share
                : "memory");
 }
 
+/// The same, with sums that are the last to leave L2.
+__device__ __forceinline__ void bulk_reduce_add_kept(float* global, const void* shared, int bytes) {
+  unsigned long long policy;
+  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+  asm volatile(
+      "cp.reduce.async.bulk.global.shared::cta.bulk_group.L2::cache_hint.add.f32 [%0], [%1], %2, %3;" ::"l"(global),
+      "r"(shared_address(shared)), "r"(bytes), "l"(policy)
+      : "memory");
+}
+
 /// cp.async.bulk.commit_group: closes this thread's open bulk group.
 __device__ __forceinline__ void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 

@@ -49,7 +49,11 @@ __device__ __forceinline__ void send_all_dQ(const AttentionArgs& args, SharedSto
     float* const sums = workspace<float>(args, Region::dQ) + padded * width;
     if (!Shape<config>::ordered || wait_for_order(dq_order_of(args, padded), key_tile)) {
       if (Shape<config>::ordered) ptx::path<"backward/sm90 dQ added in order">();
-      ptx::bulk_reduce_add(sums, shared.dQ[warpgroup], tile_rows * width * 4);
+      if constexpr (config.statistics_by_product && width > 64) {  // as far as it has been timed
+        ptx::bulk_reduce_add_kept(sums, shared.dQ[warpgroup], tile_rows * width * 4);
+      } else {
+        ptx::bulk_reduce_add(sums, shared.dQ[warpgroup], tile_rows * width * 4);
+      }
     } else {
       ptx::path<"backward/sm90 dQ stored by the first">();
       ptx::bulk_store(sums, shared.dQ[warpgroup], tile_rows * width * 4);

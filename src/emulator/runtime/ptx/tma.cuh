@@ -65,6 +65,8 @@ inline void bulk_reduce_add(float* global, const void* shared, int bytes) {
   emulator::table->bulk_store({.shared = shared_address(shared), .global = global, .bytes = bytes, .add = true});
 }
 
+inline void bulk_reduce_add_kept(float* global, const void* shared, int bytes) { bulk_reduce_add(global, shared, bytes); }
+
 inline void bulk_commit() { emulator::table->bulk_commit(); }
 
 template <int pending>
