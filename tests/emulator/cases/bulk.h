@@ -99,8 +99,9 @@ inline WrapperCases bulk_cases() {
     for (int i = 0; i < 64; ++i) stored.push_back(static_cast<float>(round * 64 + i));
   }
   for (int i = 0; i < 64; ++i) added.push_back(static_cast<float>(1000 + 5 * i + 64 * 10));
-  for (const bool add : {false, true}) {
-    cases.push_back({.name = add ? "bulk_reduce_add" : "bulk_store",
+  for (const std::string name : {"bulk_store", "bulk_reduce_add", "bulk_reduce_add_kept"}) {
+    const bool add = name != "bulk_store";
+    cases.push_back({.name = name,
                      .headers = {"tma", "fence"},
                      .storage = "  alignas(128) float slots[2][64];",
                      .body = std::string("  for (int round = 0; round < 5; ++round) {\n"
@@ -108,8 +109,8 @@ inline WrapperCases bulk_cases() {
                                          "    shared.slots[round % 2][thread] = round * 64 + thread;\n"
                                          "    ptx::fence_async_shared();\n    __syncthreads();\n"
                                          "    if (thread == 0) {\n") +
-                             (add ? "      ptx::bulk_reduce_add((float*)output, shared.slots[round % 2], 256);\n"
-                                  : "      ptx::bulk_store((float*)output + round * 64, shared.slots[round % 2], 256);\n") +
+                             "      ptx::" + name + (add ? "((float*)output" : "((float*)output + round * 64") +
+                             ", shared.slots[round % 2], 256);\n" +
                              "      ptx::bulk_commit();\n    }\n  }\n  if (thread == 0) ptx::bulk_wait<0>();",
                      .arch = 90,
                      .shape = {.block = 64},
