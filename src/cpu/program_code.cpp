@@ -44,7 +44,8 @@ std::vector<Node> in_order(const std::vector<Node>& nodes, std::size_t num_given
   return result;
 }
 
-/// Which slot each node's value is in. A value that differs from key to key gives its slot back after its last use.
+/// Which slot each node's value is in. It is given back after the last use, but for a value that is the same for all keys
+/// and is used for each of them.
 class Slots {
  public:
   Slots(const std::vector<Node>& nodes, const std::vector<int>& roots, const std::vector<bool>& varying)
@@ -57,15 +58,20 @@ class Slots {
     for (const int root : roots) {
       if (root >= 0) last_use_[static_cast<std::size_t>(root)] = static_cast<int>(nodes.size());
     }
-    slots_.resize(nodes.size(), -1);
+    std::vector<bool> kept(nodes.size(), false);
     for (std::size_t n = 0; n < nodes.size(); ++n) {
-      if (!varying[n]) slots_[n] = next_++;
+      for (const int arg : nodes[n].args) {
+        if (arg >= 0 && varying[n] && !varying[static_cast<std::size_t>(arg)]) kept[static_cast<std::size_t>(arg)] = true;
+      }
     }
-    for (std::size_t n = 0; n < nodes.size(); ++n) {
-      if (!varying[n]) continue;
-      slots_[n] = take();
-      for (std::size_t arg = 0; arg < n; ++arg) {
-        if (varying[arg] && last_use_[arg] == static_cast<int>(n)) free_.push_back(slots_[arg]);
+    slots_.resize(nodes.size(), -1);
+    for (const bool fixed : {true, false}) {
+      for (std::size_t n = 0; n < nodes.size(); ++n) {
+        if (varying[n] == fixed) continue;
+        slots_[n] = take();
+        for (std::size_t arg = 0; arg < n; ++arg) {
+          if (varying[arg] != fixed && !kept[arg] && last_use_[arg] == static_cast<int>(n)) free_.push_back(slots_[arg]);
+        }
       }
     }
     if (next_ > program_slots) {
