@@ -82,6 +82,7 @@ struct CpuChoices {
 /// The first launch, where it finds out which tiles the masks show. What it writes is the end of the workspace.
 struct MaskLaunch {
   bool present = false;
+  int launches = 1;              ///< the first of the plan
   std::size_t begin = 0;         ///< of what it writes, in bytes: all of the workspace where that is kept elsewhere
   std::size_t zeroed_bytes = 0;  ///< that it sets to 0 besides, from the beginning of the workspace
 

@@ -120,6 +120,7 @@ struct BackwardConfig {
   bool heads_in_turn = false;          // sm90: neighbouring tasks are of different heads
   bool split_first = false;            // sm90: tasks may share the queries of each head's first tile of keys
   bool statistics_by_product = false;  // sm90: S and dP come out of their products less the rows' statistics
+  bool step_words = false;             // sm90: a launch before has made words of the tiles that masks show in part
 };
 
 }  // namespace flash_attention::abi

@@ -24,12 +24,13 @@ enum class BackwardSm80Region : int { dQ = 1 };
 enum class BackwardSm90Region : int {
   lse2 = 1,
   delta = 2,
-  dQ = 3,     // sums
-  tasks = 4,  // counters of tasks taken
-  dK = 5,     // sums
-  dV = 6,     // sums
-  order = 7,  // who may add next: backward/sm90/ordered_accumulate.cuh
-  parts = 8   // of statistics: backward/sm90/statistics.cuh
+  dQ = 3,          // sums
+  tasks = 4,       // counters of tasks taken
+  dK = 5,          // sums
+  dV = 6,          // sums
+  order = 7,       // who may add next: backward/sm90/ordered_accumulate.cuh
+  mask_words = 7,  // mask/step_words.cuh; where masks choose there is no order
+  parts = 8        // of statistics: backward/sm90/statistics.cuh
 };
 
 /// Of each split of a row's keys: forward/sm90/parts.cuh. Words of the masks that all heads share: mask/words.cuh.

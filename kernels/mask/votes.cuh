@@ -25,10 +25,16 @@ struct Votes {
 
   /// Of both rows: bit 4 g + e for column 8 g + e, counted from this thread's first.
   __device__ __forceinline__ ptx::Vector<unsigned, 2> visible() const {
+    ptx::Vector<unsigned, 2> result = ranges();
+    if constexpr (has_masks) apply_masks(result.values);
+    return result;
+  }
+
+  /// The same, as far as ranges say.
+  __device__ __forceinline__ ptx::Vector<unsigned, 2> ranges() const {
     ptx::Vector<unsigned, 2> result;
 #pragma unroll
     for (int r = 0; r < 2; ++r) result[r] = of_keys ? queries_of(kv_begin + row + 8 * r) : keys_of(q_begin + row + 8 * r);
-    if constexpr (has_masks) apply_masks(result.values);
     return result;
   }
 

@@ -152,11 +152,16 @@ struct Visibility {
   /// True where every query of the tile that exists sees every key of the tile: no score of it needs a mask.
   template <int block_q, int block_kv>
   __device__ __forceinline__ bool all_visible(int q_begin, int kv_begin) const {
+    return all_visible_but_by_map<block_q, block_kv>(q_begin, kv_begin) &&
+           map.template of<block_q, block_kv>(q_begin, kv_begin) == TileClass::full;
+  }
+  /// The same, whatever the map says.
+  template <int block_q, int block_kv>
+  __device__ __forceinline__ bool all_visible_but_by_map(int q_begin, int kv_begin) const {
     if constexpr ((features.mask && !features.mask_map) || features.score_hides) return false;
     const int q_last = min(q_begin + block_q, len_q) - 1;
     bool result = kv_begin + block_kv <= visible_kv;
     if constexpr (features.left_padding) result = result && kv_begin >= first_kv;
-    result = result && map.template of<block_q, block_kv>(q_begin, kv_begin) == TileClass::full;
     if constexpr (features.window_left) result = result && kv_begin >= window_begin(q_last);
     if constexpr (features.window_right) result = result && kv_begin + block_kv - 1 <= window_end(q_begin) - 1;
     return result;

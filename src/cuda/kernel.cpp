@@ -62,7 +62,7 @@ class CudaKernel final : public Kernel {
       check(cu_, cu_.MemsetD8Async(workspace, 0, zeroed, stream), "cuMemsetD8Async");
     }
     bool follows = false;
-    for (std::size_t i = prepared ? 1 : 0; i < functions_.size(); ++i)
+    for (std::size_t i = prepared ? static_cast<std::size_t>(plan.mask.launches) : 0; i < functions_.size(); ++i)
       follows |= start(cu_, plan.launches[i], functions_[i], &args, stream, follows);
   }
 

@@ -147,6 +147,7 @@ std::string to_source(const abi::BackwardConfig& config) {
   MEMBER(heads_in_turn);
   MEMBER(split_first);
   MEMBER(statistics_by_product);
+  MEMBER(step_words);
   return out.done();
 }
 

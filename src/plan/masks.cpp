@@ -5,6 +5,7 @@
 
 #include "abi/tile_map.h"
 #include "plan/families/cpu_regions.h"
+#include "plan/families/sm90.h"
 #include "plan/kernel_config.h"
 #include "plan/program.h"
 #include "plan/workspace.h"
@@ -20,6 +21,25 @@ void reserve_bounds(const Problem& p, Plan& plan) {
   const std::int64_t heads = p.hidden_rows.head_stride != 0 ? p.heads_kv : 1;
   const std::int64_t units = heads * abi::unit_places(packed, p.batch, p.seq_kv, p.total_kv);
   reserve(plan, CpuRegion::masks, units * static_cast<std::int64_t>(sizeof(abi::KeyBounds)));
+}
+
+/// Behind the launch of the map, whose configuration `config` is: that of words for backward/sm90, where it reads them.
+void add_step_words(const Problem& p, abi::ForwardConfig config, Plan& plan) {
+  const auto reads = [](const Launch& launch) {
+    const auto* const reader = config_of<abi::BackwardConfig>(launch);
+    return reader != nullptr && reader->step_words;
+  };
+  if (std::none_of(plan.launches.begin(), plan.launches.end(), reads)) return;
+  reserve(plan, abi::BackwardSm90Region::mask_words, step_word_bytes(p));  // behind the map: kept with it
+  plan.mask.launches = 2;
+  config.num_warps = 4 * abi::step_words_threads / 32;
+  Launch launch{.unit = "mask/step_words",
+                .entry = "mask_step_words",
+                .config = launch_config(config),
+                .block = 32 * config.num_warps};
+  const std::int64_t rows = (p.seq_q + abi::mask_unit - 1) / abi::mask_unit;
+  launch.grid[0] = static_cast<int>(abi::step_words_blocks * rows * map_heads(p) * map_batches(p));
+  plan.launches.insert(plan.launches.begin() + 1, std::move(launch));
 }
 
 /// A map of tiles, and the launch that makes it.
@@ -73,6 +93,7 @@ void add_map(const Problem& p, Plan& plan) {
   }
   launch.grid[0] = static_cast<int>(blocks * heads * batches);
   plan.launches.insert(plan.launches.begin(), std::move(launch));
+  add_step_words(p, config, plan);
 }
 
 }  // namespace
@@ -118,7 +139,7 @@ std::size_t prepared_bytes(const Plan& plan) {
 
 Plan preparation(const Plan& plan) {
   Plan map = plan;
-  map.launches.resize(1);
+  map.launches.resize(static_cast<std::size_t>(plan.mask.launches));
   map.mask.present = false;
   map.tensor_maps = TensorMapSet::none;
   map.zeroed_bytes = 0;

@@ -175,6 +175,33 @@ TEST(EmulatedSm90Programs, SlopesOfWideHeads) {
   expect_close(got, expected, 8e-3, cap.text);
 }
 
+// Masks that eight heads share: backward's words of them are made before, once. With a window and lengths that are no
+// multiple of a tile, NaN and Inf in keys that are hidden, and a head_dim with and without registers to spare.
+TEST(EmulatedSm90Programs, WordsOfAllHeads) {
+  const char* const neighbours =
+      "x = mod i 12\ny = floordiv i 12\nu = mod j 12\nw = floordiv j 12\na = sub x u\nb0 = abs a\np = le b0 2\n"
+      "c = sub y w\nd = abs c\nq = le d 3\ns = and p q\nm = mod j 5\nn = ne m 0\nt = and s n\n";
+  for (const bool windowed : {false, true}) {
+    const std::string text = std::string(neighbours) + (windowed ? "e = ge i j\nv = and t e\nvisible = v" : "visible = t");
+    const RandomProgram given{text};
+    const Problem problem{.batch = 1,
+                          .seq_q = windowed ? 150 : 190,
+                          .seq_kv = windowed ? 150 : 170,
+                          .heads_q = 8,
+                          .heads_kv = 8,
+                          .head_dim = windowed ? 128 : 16,
+                          .dtype = Dtype::float16};
+    Options options;
+    options.device = {DeviceKind::emulator, 0, 90};
+    Problem described = problem;
+    given.describe(described);
+    EXPECT_NE(explain(described, Pass::backward, options).find("mask/step_words"), std::string::npos);
+    const ProgramResults got = run_program(problem, given, options, 7, {"forward/sm90", "backward/sm90", 5});
+    const ProgramResults expected = exact_program(problem, given, 7);
+    expect_close(got, expected, 8e-3, text);
+  }
+}
+
 // Scores that are options: ALiBi with slopes from a tensor of the program, a soft cap.
 TEST(EmulatedSm90Programs, ScoresThatAreOptions) {
   for (const char* const text :

@@ -154,6 +154,29 @@ TEST(Programs, WordsAreMadeOnceWhereHeadsShareThem) {
   EXPECT_FALSE(makes_words(of_size("v0 = lt j h\nvisible = v0\n", 1, 16, 8192))) << "heads differ";
 }
 
+/// backward/sm90 reads words that a launch behind the map's has made; with few heads, or where they differ, it asks itself.
+TEST(Programs, WordsForBackwardAreMadeOnce) {
+  const auto makes_words = [](const Problem& p) {
+    const Plan plan = make_plan(p, Pass::backward, hopper_gpu);
+    const bool made = plan.launches[1].unit == "mask/step_words";
+    int readers = 0;
+    for (const Launch& launch : plan.launches)
+      readers += to_source(launch.config).find(".step_words = true") != std::string::npos && launch.unit == "backward/sm90";
+    EXPECT_EQ(readers, made ? 1 : 0);
+    return made;
+  };
+  EXPECT_TRUE(makes_words(of_size(documents, 1, 16, 8192)));
+  EXPECT_TRUE(makes_words(of_size(documents, 1, 16, 16384)));
+  EXPECT_FALSE(makes_words(of_size(documents, 1, 16, 16448))) << "more than 32 MB";
+  EXPECT_FALSE(makes_words(of_size(documents, 1, 7, 8192))) << "few heads";
+  EXPECT_FALSE(makes_words(of_size("v0 = lt j h\nvisible = v0\n", 1, 16, 8192))) << "heads differ";
+  Problem of_bytes = of_size("", 2, 2, 8192);
+  of_bytes.mask = {.present = true, .batch_stride = 2 << 26, .head_stride = 1 << 26, .q_stride = 8192};
+  EXPECT_TRUE(makes_words(of_bytes)) << "a boolean mask of each head";
+  of_bytes.deterministic = true;
+  EXPECT_FALSE(makes_words(of_bytes)) << "dQ by a kernel of its own";
+}
+
 /// Its bytes are read once, for the map and the words.
 TEST(Programs, WordsOfABooleanMaskAreMadeWithItsMap) {
   const auto made = [](const Problem& p) {

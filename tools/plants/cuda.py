@@ -102,7 +102,7 @@ PLANTS = (
     Plant(
         "a prepared mask is prepared again",
         "src/cuda/kernel.cpp",
-        "std::size_t i = prepared ? 1 : 0;",
+        "std::size_t i = prepared ? static_cast<std::size_t>(plan.mask.launches) : 0;",
         "std::size_t i = 0;",
         KERNEL,
     ),

@@ -105,6 +105,7 @@ __device__ __forceinline__ void run_block(const AttentionArgs& args, Run run) {
       send_all_dQ<config>(args, shared, warp - 1);
   } else {
     ptx::registers_increase<S::work_registers>();
+    if constexpr (config.step_words) ptx::await_launch_before();  // the words of the masks are ready
     run(shared, warpgroup - 1);
   }
 }

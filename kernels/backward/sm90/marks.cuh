@@ -7,7 +7,7 @@
 // column 8 (i / 4) + 2 (lane % 4) + i % 2.
 
 #include "backward/sm90/shape.cuh"
-#include "mask/votes.cuh"
+#include "mask/step_words.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/warp.cuh"
 #include "tile/dropout.cuh"
@@ -58,8 +58,16 @@ struct TilePlaces {
   /// Boolean masks and programs are asked by the lanes of a warp together: all of them come here at once.
   static constexpr bool by_votes = (features.mask || features.mask_program) && columns == tile_rows;
 
-  __device__ __forceinline__ void mark(Marks& marks) const {
-    mark_hidden(marks);
+  /// Or they have been, and what they said is in words; windows and lengths, and tiles without words, are ranges.
+  static constexpr bool by_words = config.step_words && rows == Rows::keys;
+
+  /// words_of_tile: those of this one, or null.
+  __device__ __forceinline__ void mark(Marks& marks, [[maybe_unused]] const unsigned* words_of_tile = nullptr) const {
+    if constexpr (by_words) {
+      mark_by_words(marks, words_of_tile);
+    } else {
+      mark_hidden(marks);
+    }
     if constexpr (features.dropout) mark_dropped(marks);
   }
 
@@ -93,6 +101,19 @@ struct TilePlaces {
   }
 
  private:
+  __device__ __forceinline__ void mark_by_words(Marks& marks, const unsigned* words_of_tile) const {
+    constexpr bool has_ranges = features.has_window() || features.chunk || features.seqused_q || features.seqused_kv ||
+                                features.key_lengths || features.left_padding;
+    if (!edge) return;
+    unsigned visible = 0xffffffffu;
+    if (words_of_tile != nullptr) visible = words_of_tile[row / 16 * 32 + row % 16 * 4 + column / 2];
+    if (has_ranges || words_of_tile == nullptr) {
+      const ptx::Vector<unsigned, 2> ranges = mask::Votes<features, true>{score, q_begin, kv_begin, row, column}.ranges();
+      visible &= ranges[0] | ranges[1] << 2;
+    }
+    marks.hidden[0] = ~visible;
+  }
+
   /// A Philox block decides on eight scores. With the queries along the rows a thread holds all of them. With the keys
   /// along the rows it holds those of an even or of an odd key, and the lane of the key's neighbour the others: each of the
   /// two works out half of the blocks, of the even or of the odd queries, for both.

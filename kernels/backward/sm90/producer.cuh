@@ -72,22 +72,28 @@ struct alignas(8) Step {
   long long padded;      // first row in the padded layout of the workspace
   unsigned char hidden;  // bit w: nothing, warpgroup w
   unsigned char edge;    // bit w: not everything
+  unsigned char words;   // bit w: masks show a part, and there are words of it (step_words)
   int key_tile;          // that accumulates into dQ
 
   template <BackwardConfig config>
   __device__ __forceinline__ void classify(const AttentionArgs& args, const Task<config>& task) {
     const tile::Score<config.features> score(args, task.sequence, head_idx);
+    TileWords found{0xffffffffu, 0xffffffffu};  // one load for all warpgroups: the producer has little time
+    if constexpr (StepList<config>::present)
+      found = task.list.of(head_idx - task.first_head_idx, q_begin / tile_rows, task.kv_begin);
     hidden = edge = 0;
+    if constexpr (config.step_words) words = 0;
     for (int w = 0; w < Shape<config>::warpgroups; ++w) {
       const int kv_begin = task.kv_begin + w * tile_rows;
-      if (score.template none_visible<tile_rows, tile_rows>(q_begin, kv_begin) ||
-          (StepList<config>::present && score.template masks_hide<tile_rows, tile_rows>(q_begin, kv_begin))) {
+      const bool seen = (found.seen >> w & 1) != 0, full = (found.full >> w & 1) != 0;
+      if (!seen || score.template none_visible<tile_rows, tile_rows>(q_begin, kv_begin)) {
         ptx::path<"backward/sm90 skipped step">();
         hidden |= 1 << w;
       }
-      if (!score.template all_visible<tile_rows, tile_rows>(q_begin, kv_begin) ||
+      if (!full || !score.template all_visible_but_by_map<tile_rows, tile_rows>(q_begin, kv_begin) ||
           (Shape<config>::next_sequence_rows && q_begin + tile_rows > score.len_q))
         edge |= 1 << w;
+      if constexpr (config.step_words) words |= (seen && !full) << w;
     }
   }
 };

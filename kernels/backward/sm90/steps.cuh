@@ -102,8 +102,17 @@ struct Steps : Epilogue<config> {
     if constexpr (!S::serial_dP) begin_dP();
     if constexpr (config.bias_boxes) this->load_bias(step, math.bias);
     release_biases<config>(shared, state.stage);
-    math.mark(marks);
-    if (warpgroup == 0) Math::prefetch_mask(score, here.q_begin + 2 * tile_rows, task().kv_begin, thread);
+    const unsigned* words = nullptr;
+    if constexpr (config.step_words) {
+      if ((here.words >> warpgroup & 1) != 0)
+        words = mask::step_words(args, sequence.batch_idx, head_idx, q_begin, kv_begin);
+    }
+    math.mark(marks, words);
+    if constexpr (config.step_words && S::software_pipelined) {  // it has no words, and is not skipped
+      if ((here.hidden >> warpgroup & 1) != 0) marks.hidden[0] = 0xffffffffu;
+    }
+    if (!config.step_words && warpgroup == 0)
+      Math::prefetch_mask(score, here.q_begin + 2 * tile_rows, task().kv_begin, thread);
     ptx::wgmma_wait<S::serial_dP ? 0 : 1>();  // S is complete; dP may still run
     ptx::wgmma_pin(St);
     if (is_flagged) subtract_rest<type>(St, workspace<float>(args, Region::lse2) + here.padded, lane);

@@ -38,7 +38,7 @@ class EmulatedKernel final : public Kernel {
     const bool prepared = plan.mask.present && options.prepared_mask.data != nullptr;
     if (const std::size_t zeroed = prepared ? plan.mask.zeroed_bytes : plan.zeroed_bytes; zeroed != 0)
       std::memset(options.workspace, 0, zeroed);
-    const std::size_t first = prepared ? 1 : 0;
+    const std::size_t first = prepared ? static_cast<std::size_t>(plan.mask.launches) : 0;
     for (std::size_t i = first; i < modules_.size(); ++i) {
       LaunchShape shape = shape_of(plan.launches[i]);
       shape.begins_early = plan.launches[i].begins_early && i > first;

@@ -34,6 +34,10 @@ bool has_backward_bias_boxes(const Problem& problem);
 /// itself: all masks have it in common. Else `config`.
 bool has_made_words(const Problem& p, const abi::ForwardConfig& config);
 abi::ForwardConfig with_made_words(const Problem& problem, const abi::ForwardConfig& config, Plan& plan);
+/// The same for backward/sm90: a launch behind that of the map makes words of the tiles that it shows in part
+/// (kernels/mask/step_words.cuh).
+bool has_step_words(const Problem& problem, const abi::BackwardConfig& config);
+std::int64_t step_word_bytes(const Problem& problem);
 
 /// The padded layout of row statistics and dQ sums: padded_rows in kernels/backward/sm90/shape.cuh.
 constexpr std::int64_t sm90_padded_rows(std::int64_t total_q, std::int64_t batch) {

@@ -203,6 +203,7 @@ Plan lay_out_sm90_backward(const Problem& p, const DeviceInfo& device, bool whol
   config.heads_in_turn = takes_heads_in_turn(p, device, config);
   config.split_first = whole && splits_first(p, config);
   config.statistics_by_product = takes_statistics_by_product(p, config, whole);
+  config.step_words = whole && has_step_words(p, config);
 
   // dbias and dsink are made by kernels of other families, which take delta in the layout of lse.
   const bool portable_parts = p.bias.present || p.sink || p.program_gradients != 0;

@@ -1,4 +1,5 @@
 #include "abi/forward_sm90.h"
+#include "abi/tile_map.h"
 #include "plan/families/sm90.h"
 #include "plan/masks.h"
 #include "plan/program.h"
@@ -6,6 +7,16 @@
 
 namespace flash_attention::plan {
 namespace {
+
+// Words are made once for all heads. A boolean mask is read once to make its words: nothing else reads bytes as fast, and
+// they take an eighth of its room.
+constexpr std::int64_t fewest_heads = 8;
+std::int64_t most_word_bytes(const Problem& p) { return p.mask.present ? 256 << 20 : 32 << 20; }
+
+/// Whether many heads share their words, or a boolean mask has them.
+bool are_worth_making(const Problem& p) {
+  return p.mask.present || (map_heads(p) * map_batches(p) == 1 && p.heads_q * p.batch >= fewest_heads);
+}
 
 /// Of all maps.
 std::int64_t word_bytes(const Problem& p, const abi::ForwardConfig& config) {
@@ -25,18 +36,25 @@ abi::ForwardConfig reader_of(abi::ForwardConfig config) {
 
 }  // namespace
 
+std::int64_t step_word_bytes(const Problem& p) {
+  const auto tiles = [](std::int64_t rows) { return (rows + abi::mask_unit - 1) / abi::mask_unit; };
+  return map_heads(p) * map_batches(p) * tiles(p.seq_q) * tiles(p.seq_kv) * abi::step_words_threads * 4;
+}
+
+bool has_step_words(const Problem& p, const abi::BackwardConfig& config) {
+  const bool two_warpgroups = config.block_kv == 2 * abi::mask_unit && config.num_warps == 12;
+  if (!two_warpgroups || config.dq_mode != abi::DqMode::atomic || p.packed) return false;
+  const bool asked = p.mask.present || program_traits(p).visible;
+  return asked && are_worth_making(p) && step_word_bytes(p) <= most_word_bytes(p);
+}
+
 bool has_made_words(const Problem& p, const abi::ForwardConfig& config) {
-  // A boolean mask is read once to make its words: nothing else reads bytes as fast, and they take an eighth of its room.
-  constexpr std::int64_t fewest_heads = 8;
-  const std::int64_t most_bytes = p.mask.present ? 256 << 20 : 32 << 20;
   // Those of a boolean mask are made for all rows and keys that there are, whatever a sequence uses of them.
   const bool lengths = p.packed || (has_lengths(p) && (!p.mask.present || program_traits(p).visible));
-  const bool one_map = map_heads(p) * map_batches(p) == 1;
-  const bool shared = !lengths && (p.mask.present || (one_map && p.heads_q * p.batch >= fewest_heads));
   abi::ForwardConfig itself = config;
   itself.block_q = 128;  // the kernel could make words by itself: then they are worth it
-  return shared && abi::forward_sm90_has_mask_words(itself) && abi::forward_sm90_has_mask_words(reader_of(config)) &&
-         word_bytes(p, config) <= most_bytes;
+  return !lengths && are_worth_making(p) && abi::forward_sm90_has_mask_words(itself) &&
+         abi::forward_sm90_has_mask_words(reader_of(config)) && word_bytes(p, config) <= most_word_bytes(p);
 }
 
 abi::ForwardConfig with_made_words(const Problem& p, const abi::ForwardConfig& config, Plan& plan) {
