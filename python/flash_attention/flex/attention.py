@@ -120,6 +120,7 @@ def _attend(program, tensors, options, seed, offset, return_lse, kept):
         given += torch_autograd._as_taken(tensors, options)[3:NUM_TENSORS]
     if program.has_score and q.dim() > 2:
         program = with_slopes(program, q.shape[1 if options.heads_first else -2], q.device)
+    program.check_ints()
     captured = [_as_read(tensor, q) for tensor in program.tensors]
     if kept is not None and q.is_cuda and all(map(operator.is_, captured, program.tensors)):  # copies differ by call
         program.kept = kept

@@ -138,7 +138,8 @@ def mask_mods_of(block_mask):
     if isinstance(block_mask, BlockMask):
         return [block_mask.mask_mod]
     if not hasattr(block_mask, "kv_num_blocks"):
-        raise TypeError(f"block_mask: expected a BlockMask, got {type(block_mask).__name__}")
+        got = f"{type(block_mask).__module__}.{type(block_mask).__name__}"
+        raise TypeError(f"block_mask: expected what create_block_mask gives, got {got}; attention() takes other masks")
     return [torch_mask.mask_mod_of(block_mask)]
 
 

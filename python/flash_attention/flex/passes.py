@@ -22,6 +22,7 @@ def run(program, tensors, captured, options, seed, offset, need_lse):
     if torch.is_grad_enabled():
         for tensor in (*tensors, *captured):
             if tensor is not None and tensor.requires_grad:
+                program.check_gradients()
                 return _apply(program, options, seed, offset, len(tensors), *tensors, *captured)
     return _forward(program, tensors, captured, options, seed, offset, need_lse, None)[:2]
 

@@ -6,7 +6,8 @@ import types
 import torch
 
 from flash_attention.flex import memory
-from flash_attention.flex.recorder import ProgramError, Recorder, Value, kind_of, where_it_was
+from flash_attention.flex.lines import where_it_was
+from flash_attention.flex.recorder import ProgramError, Recorder, Value, kind_of
 
 __all__ = ["NoProgram", "Program", "ProgramError", "record"]
 
@@ -16,8 +17,9 @@ class Program:
 
     kept = None  # where the masks of the call are kept: _core.KeptMasks
 
-    def __init__(self, text, tensors, numbers, places):
+    def __init__(self, text, tensors, numbers, places, own_backward=""):
         self.text, self.tensors, self.numbers, self._places = text, tensors, numbers, places
+        self._own_backward = own_backward
 
     @property
     def has_score(self):
@@ -30,12 +32,35 @@ class Program:
     def with_tensor(self, text, at, tensor):
         """The same with one more tensor, which is declared and read by two new lines."""
         places = [*self._places[:at], "", "", *self._places[at:]]
-        return Program(text, [*self.tensors, tensor], self.numbers, places)
+        return Program(text, [*self.tensors, tensor], self.numbers, places, self._own_backward)
 
     def arguments(self, tensors, gradients=None):
         """As the binding takes it."""
         captured = (self.text, tuple(tensors), self.numbers)
         return captured if gradients is None else (*captured, tuple(gradients))
+
+    def check_gradients(self):
+        """Refuses gradients where they would not be the user's."""
+        if self._own_backward:
+            raise ProgramError(
+                f"score_mod: {self._own_backward}\n  a torch.autograd.Function, whose own backward is not called; allowed "
+                "are operations by themselves, with detach() for what has no derivative, and calls without gradients"
+            )
+
+    def check_ints(self):
+        """Refuses ints of 64 bits that do not fit into 32, of which kernels read the low ones. On a CPU, where it costs
+        little to look."""
+        for n, tensor in enumerate(self.tensors):
+            if tensor.dtype is not torch.int64 or tensor.device.type != "cpu" or tensor.numel() == 0:
+                continue
+            for value in torch.aminmax(tensor):
+                if not -(2**31) <= value.item() < 2**31:
+                    lines = self.text.splitlines()
+                    line = next(at for at, text in enumerate(lines) if f" = load t{n} " in f"{text} ")
+                    raise ProgramError(
+                        f"{self._places[line]}\n  a captured tensor holds {value.item()}, which does not fit into 32 bits; "
+                        "torch.unique(tensor, return_inverse=True)[1] numbers its values anew"
+                    )
 
     def explain(self, error):
         """The error of the library with the line of the user's function, where it names one of the text."""
@@ -63,8 +88,8 @@ def record(score_mod=None, mask_mod=None, extra=()):
     surroundings = memory.Surroundings([score_mod, *masks])
     known = memory.find(surroundings)
     if known is not None:
-        text, slots, numbers, places, _ = known
-        return Program(text, [surroundings.tensors[n] for n in slots], numbers, places)
+        text, slots, *rest = known[:-1]
+        return Program(text, [surroundings.tensors[n] for n in slots], *rest)
     recorder = Recorder()
     b, h, i, j = (recorder.symbol(Value(name, "int")) for name in "bhij")
     results = []
@@ -72,6 +97,7 @@ def record(score_mod=None, mask_mod=None, extra=()):
         recorder.constants = _constants(score_mod)
         score = _called(recorder, "score_mod", score_mod, recorder.symbol(Value("score", "float")), b, h, i, j)
         results.append(f"score = {_result(recorder, 'score_mod', score_mod, score, 'float').name}")
+    own_backward = recorder.own_backward  # what a mask does has no derivative
     visible = None
     for mask in masks:
         recorder.constants = _constants(mask)
@@ -84,8 +110,8 @@ def record(score_mod=None, mask_mod=None, extra=()):
     places = [""] * len(recorder.declarations) + recorder.places
     lines = _literal_cap(recorder.lines, results[0], recorder.numbers)
     text = "\n".join([*recorder.declarations, *lines, *results])
-    memory.keep(surroundings, recorder, text, places)
-    return Program(text, recorder.tensors, recorder.numbers, places)
+    memory.keep(surroundings, recorder, text, places, own_backward)
+    return Program(text, recorder.tensors, recorder.numbers, places, own_backward)
 
 
 def _literal_cap(lines, result, numbers):

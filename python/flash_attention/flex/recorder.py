@@ -5,15 +5,13 @@ indexing and conversions to Python numbers, the other the operations below. Noth
 of that only what does not depend on a symbol.
 """
 
-import linecache
 import math
-import os
 import struct
-import sys
 
 import torch
 
 from flash_attention.flex import arrays, modes, operations
+from flash_attention.flex.lines import in_a_function_of_autograd, where_is_user
 
 MOST_TENSORS, MOST_SCALARS, MOST_AXES = 8, 16, 4
 _ELEMENTS = {
@@ -28,43 +26,10 @@ _READ_AS = {torch.float64: torch.float32} | dict.fromkeys((torch.uint8, torch.in
 _ALLOWED_ELEMENTS = "floats of 16, 32 and 64 bits, ints of 8 (also unsigned), 16, 32 and 64 bits, and bool"
 _ALWAYS_LITERAL = (0, 1, -1, 2)
 _LARGEST = 3.4028234663852886e38
-_APPLY = torch.autograd.Function.apply.__func__.__code__
-_PLACES = (os.path.dirname(torch.__file__), os.path.dirname(os.path.dirname(__file__)))
 
 
 class ProgramError(ValueError):
     """A score_mod or mask_mod that cannot be recorded: names the line and what is allowed."""
-
-
-def where_is_user():
-    """'file.py:12: the source' of the innermost line that is neither torch's nor ours."""
-    frame = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(_PLACES):
-        frame = frame.f_back
-    return "?" if frame is None else _line(frame.f_code.co_filename, frame.f_lineno)
-
-
-def where_it_was(traceback):
-    """The same of an error's traceback; None if the error was no line of the user's."""
-    found = None
-    while traceback is not None:
-        name = traceback.tb_frame.f_code.co_filename
-        if not name.startswith(_PLACES):
-            found = _line(name, traceback.tb_lineno)
-        traceback = traceback.tb_next
-    return found
-
-
-def _line(name, line):
-    return f"{os.path.basename(name)}:{line}: {linecache.getline(name, line).strip()}"
-
-
-def _in_a_function_of_autograd():
-    """Its forward pass runs without grad; what it does has a derivative nevertheless."""
-    frame = sys._getframe(1)
-    while frame is not None and frame.f_code is not _APPLY:
-        frame = frame.f_back
-    return frame is not None
 
 
 def kind_of(dtype):
@@ -105,6 +70,7 @@ class Recorder:
         self.declarations, self.lines, self.places = [], [], []
         self.tensors, self.numbers = [], []
         self.only_symbols = True  # nothing was computed but what is in the text
+        self.own_backward = ""  # the line of a torch.autograd.Function, whose backward a program does not call
         self.constants = set()  # numbers that stand in the source: they stay literals
         self.all_literal = False
         self._is_graded = torch.is_grad_enabled()
@@ -295,7 +261,10 @@ class Recorder:
 
     def held(self, result):
         """The result of an operation, or itself without a derivative where the function has no_grad."""
-        if torch.is_grad_enabled() or not self._is_graded or _in_a_function_of_autograd():
+        if torch.is_grad_enabled() or not self._is_graded:
+            return result
+        if in_a_function_of_autograd():
+            self.own_backward = self.own_backward or where_is_user()
             return result
         if isinstance(result, list | tuple):
             return [self.held(part) for part in result]

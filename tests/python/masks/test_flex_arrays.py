@@ -103,28 +103,6 @@ def test_what_is_recorded_without_grad_serves_with_it():
     compare(under_no_grad, None, [factor])
 
 
-class Cube(torch.autograd.Function):
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(x):
-        return x * x * x
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        ctx.save_for_backward(*inputs)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        (x,) = ctx.saved_tensors
-        return gradient * 3 * x * x
-
-
-def test_functions_of_autograd():
-    """What they do is recorded; the derivative is that of it."""
-    compare(lambda s, b, h, i, j: Cube.apply(s) * 0.3, None)
-
-
 def test_few_values_are_needed_at_once():
     """A product of vectors is recorded term by term: the CPU keeps 160 values."""
     q, k, v = (tensor.detach() for tensor in tensors())

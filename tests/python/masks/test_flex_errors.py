@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from flash_attention import attention, create_block_mask, flex_attention
+from flash_attention import attention, create_block_mask, flex_attention, masks
 from flash_attention.flex import ProgramError
 from flash_attention.flex.program import record
 from torch.nn.attention import flex_attention as flex
@@ -122,8 +122,10 @@ def test_what_is_no_function():
         flex_attention(Q, Q, Q, 3)
     with pytest.raises(TypeError, match="mask_mod: expected a function"):
         create_block_mask(3, 1, 1, 16, 16)
-    with pytest.raises(TypeError, match="block_mask: expected a BlockMask, got function"):
+    with pytest.raises(TypeError, match="block_mask: expected what create_block_mask gives, got"):
         flex_attention(Q, Q, Q, None, lambda b, h, i, j: i >= j)
+    with pytest.raises(TypeError, match=r"got flash_attention.masks.blocks.BlockMask; attention\(\) takes other masks"):
+        flex_attention(Q, Q, Q, None, masks.BlockMask(torch.ones(1, 1, 1, 1, dtype=torch.bool), (16, 16)))
     with pytest.raises(ValueError, match="enable_gqa"):
         flex_attention(Q, Q[:, :1], Q[:, :1])
 
@@ -153,3 +155,57 @@ def test_tensors_without_strides():
         given = {"q": q, "k": q, "v": q} | {name: other}
         with pytest.raises(TypeError, match=f"{name}: got"):
             attention(**given, layout="bhsd", mask_mod=lambda b, h, i, j: i >= j)
+
+
+class Cube(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * x * x  # in the function
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient
+
+
+class Reversed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return -gradient
+
+
+@pytest.mark.parametrize("kind", [Cube, Reversed])
+def test_functions_of_autograd(kind):
+    """Their own backward would not be called: no gradients; without them they are recorded."""
+
+    def score_mod(s, b, h, i, j):
+        return kind.apply(s)
+
+    q = Q.clone().requires_grad_()
+    for _ in range(2):  # recorded, and remembered
+        with pytest.raises(ProgramError, match=r"autograd.Function, whose own backward is not called") as error:
+            flex_attention(q, Q, Q, score_mod)
+        assert "test_flex_errors.py" in str(error.value)
+    expected = flex_attention(Q, Q, Q, lambda s, b, h, i, j: s * s * s if kind is Cube else s)
+    with torch.no_grad():
+        assert torch.equal(flex_attention(q, Q, Q, score_mod), expected)
+    assert torch.equal(flex_attention(Q, Q, Q, score_mod), expected)
+    mask = create_block_mask(lambda b, h, i, j: kind.apply(i * 1.0) >= 0)  # of which nothing is derived
+    flex_attention(q, Q, Q, lambda s, b, h, i, j: s * 2, mask).sum().backward()
+
+
+@pytest.mark.parametrize("value", [2**32, -(2**31) - 1])
+def test_ints_beyond_32_bits(value):
+    """By their low bits, 2**32 would be 0."""
+    ids = torch.zeros(16, dtype=torch.int64)
+    mask = create_block_mask(lambda b, h, i, j: ids[i] == ids[j], None, None, 16, 16)
+    flex_attention(Q, Q, Q, None, mask)
+    ids[3] = value
+    with pytest.raises(ProgramError, match=rf"ids\[i\] == ids\[j\].*\n.*holds {value}, which does not fit into 32 bits"):
+        flex_attention(Q, Q, Q, None, mask)
+    ids[:2] = torch.tensor([2**31 - 1, -(2**31)])
+    ids[3] = 0
+    flex_attention(Q, Q, Q, None, mask)
