@@ -9,6 +9,7 @@ from typing import Any
 
 from flash_attention.masks.blocks import BlockMask
 from flash_attention.masks.intervals import IntervalMask
+from flash_attention.masks.prepared import PreparedMask
 
 _TEXT = {"none": " ", "partial": "+", "full": "#"}
 _COLOURS = {"none": (255, 255, 255), "partial": (246, 196, 83), "full": (58, 110, 165)}
@@ -50,6 +51,8 @@ def visible(mask, batch=0, head=0, seq_q=None, seq_kv=None):
     """bool [seq_q, seq_kv] of one batch entry and head."""
     import torch
 
+    if isinstance(mask, PreparedMask):
+        mask = mask.mask
     if callable(getattr(mask, "mask_mod", None)) or (callable(mask) and not isinstance(mask, torch.Tensor)):
         return _of_function(mask, batch, head, seq_q, seq_kv)
     if isinstance(mask, torch.Tensor) and mask.dtype != torch.bool:

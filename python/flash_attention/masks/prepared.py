@@ -37,8 +37,8 @@ def prepare(mask: Any) -> PreparedMask:
 
     The first call does the work; others of the same sizes, pass and stream find it done. A change in place that torch
     counts (tensor._version) is seen, and the mask is prepared anew; one that it does not count (another library's kernel,
-    .data) is not. CUDA graphs prepare the mask in the graph, and a CPU has nothing to prepare. Masks of create_block_mask
-    are prepared without being asked.
+    .data) is not. CUDA graphs prepare the mask in the graph, and a CPU has nothing to prepare. flex_attention keeps what
+    it finds out about masks of create_block_mask without being asked.
     """
     import torch
 
@@ -51,7 +51,7 @@ def prepare(mask: Any) -> PreparedMask:
     kind = f"a tensor of {mask.dtype}" if isinstance(mask, torch.Tensor) else type(mask).__name__
     raise TypeError(
         f"mask: expected an IntervalMask, masks.BlockMask or a tensor of bools or int32, got {kind}; masks of "
-        "create_block_mask are prepared as they are"
+        "create_block_mask are prepared by flex_attention as they are"
     )
 
 

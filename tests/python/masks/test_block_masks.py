@@ -127,6 +127,7 @@ def test_together_with_hidden_rows():
 class TestShow:
     def test_text(self):
         text = masks.show(masks.documents([0, 128, 256]), tile=64)
+        assert masks.show(masks.prepare(masks.documents([0, 128, 256])), tile=64) == text
         assert text.splitlines()[:4] == ["+   ", "#+  ", "  + ", "  #+"]
         assert "2 full, 4 partial, 10 none" in text
 
