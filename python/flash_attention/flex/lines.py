@@ -33,9 +33,10 @@ def _line(name, line):
     return f"{os.path.basename(name)}:{line}: {linecache.getline(name, line).strip()}"
 
 
-def in_a_function_of_autograd():
-    """Whether the forward pass of one runs, which torch runs without grad."""
+def in_a_function_of_autograd(inside_of):
+    """Whether the forward pass of one runs, which torch runs without grad, and was called by this function or below it: the
+    whole call may be in another."""
     frame = sys._getframe(1)
-    while frame is not None and frame.f_code is not _APPLY:
+    while frame is not None and frame.f_code not in (_APPLY, inside_of.__code__):
         frame = frame.f_back
-    return frame is not None
+    return frame is not None and frame.f_code is _APPLY

@@ -263,7 +263,7 @@ class Recorder:
         """The result of an operation, or itself without a derivative where the function has no_grad."""
         if torch.is_grad_enabled() or not self._is_graded:
             return result
-        if in_a_function_of_autograd():
+        if in_a_function_of_autograd(Recorder.run):
             self.own_backward = self.own_backward or where_is_user()
             return result
         if isinstance(result, list | tuple):

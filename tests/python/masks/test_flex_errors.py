@@ -197,6 +197,28 @@ def test_functions_of_autograd(kind):
     flex_attention(q, Q, Q, lambda s, b, h, i, j: s * 2, mask).sum().backward()
 
 
+class Outer(torch.autograd.Function):
+    """Differentiates inside of its forward pass."""
+
+    @staticmethod
+    def forward(ctx, q):
+        def score_mod(s, b, h, i, j):
+            with torch.no_grad():
+                factor = torch.tanh(s)
+            return s * factor
+
+        with torch.enable_grad():
+            q = q.detach().requires_grad_()
+            return torch.autograd.grad(flex_attention(q, Q, Q, score_mod).sum(), q)[0]
+
+
+def test_a_function_of_autograd_around_the_call():
+    """It is none of the score_mod's, whose no_grad counts."""
+    q = Q.clone().requires_grad_()
+    out = flex_attention(q, Q, Q, lambda s, b, h, i, j: s * torch.tanh(s).detach())
+    assert torch.equal(Outer.apply(Q), torch.autograd.grad(out.sum(), q)[0])
+
+
 @pytest.mark.parametrize("value", [2**32, -(2**31) - 1])
 def test_ints_beyond_32_bits(value):
     """By their low bits, 2**32 would be 0."""
