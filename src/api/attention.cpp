@@ -23,7 +23,7 @@ void run(const Problem& problem, Pass pass, const Buffers& given, const Options&
     const std::shared_ptr<const api::Prepared> prepared = api::prepare_to_run(problem, pass, options);
     std::optional<Buffers> with_slopes;
     if (prepared->slopes >= 0) [[unlikely]]
-      with_slopes = api::with_slopes(given, prepared->slopes);
+      with_slopes = api::with_slopes(prepared->problem, given, prepared->slopes);
     const Buffers& buffers = with_slopes ? *with_slopes : given;
     api::validate(prepared->problem, prepared->plan, buffers, options);
     if (options.prepared_mask.data != nullptr) api::check_prepared_mask(*prepared, buffers, options.prepared_mask);

@@ -39,11 +39,13 @@ int slopes_of_program(const Problem& given, const Problem& normalised) {
   return program::take_options(given.program)->slopes;
 }
 
-Buffers with_slopes(const Buffers& buffers, int tensor) {
+Buffers with_slopes(const Problem& p, const Buffers& buffers, int tensor) {
+  check_pair("alibi_slopes", buffers.alibi_slopes, false, "alibi", 4, true);
   check_pointer("program_tensors", buffers.program_tensors, true, 1);
   Buffers result = buffers;
   result.alibi_slopes = static_cast<const float*>(buffers.program_tensors[tensor]);
-  check_pointer(("program tensor t" + std::to_string(tensor)).c_str(), result.alibi_slopes, true, 4);
+  const bool has_slopes = p.batch != 0 || p.alibi_batch_stride == 0;
+  check_pointer(("program tensor t" + std::to_string(tensor)).c_str(), result.alibi_slopes, has_slopes, 4);
   return result;
 }
 
