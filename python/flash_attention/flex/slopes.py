@@ -27,12 +27,21 @@ def with_slopes(program, heads, device):
     if key not in _known:
         if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             return program  # what is computed now would belong to the graph
-        if len(_known) == _CAPACITY:
-            _known.clear()
+        if len(_known) >= _CAPACITY and not _make_room():
+            return program
         with torch.inference_mode(False), torch.no_grad():  # it is kept, and a later call may want gradients
             _known[key] = None if len(program.tensors) == _MOST_TENSORS else _slopes_of(*key)
     found = _known[key]
     return program if found is None else program.with_tensor(*found)
+
+
+def _make_room():
+    """Forgets programs without slopes; whether there were any. Slopes stay: a graph that was captured goes on reading them,
+    and nothing but this memory holds them."""
+    without = [key for key, found in _known.items() if found is None]
+    for key in without:
+        del _known[key]
+    return bool(without)
 
 
 def _slopes_of(text, numbers, heads, device):

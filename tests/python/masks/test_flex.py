@@ -7,7 +7,6 @@ import pytest
 import torch
 from flash_attention import and_masks, create_block_mask, flex_attention, or_masks
 from flash_attention.flex import program
-from flash_attention.flex.slopes import with_slopes
 from flex_formula import BATCH, DIM, HEADS, KEYS, ROWS, compare, dense, over_all, tensors
 
 WIDTH = 12  # of an image, for masks in two dimensions
@@ -93,24 +92,6 @@ def test_scores_that_are_options():
     compare(lambda s, b, h, i, j: s + (j - i) * torch.exp2(-((h + 1) * 8.0 / HEADS)), None, **square)
     with_gradient = slopes.clone().requires_grad_()
     compare(lambda s, b, h, i, j: s - with_gradient[h] * (i - j).abs(), causal, [with_gradient], **square)
-
-
-def test_slopes_of_a_function_become_a_tensor():
-    def alibi(s, b, h, i, j):
-        return s + (j - i) * torch.exp2(-((h + 1) * 8.0 / HEADS))
-
-    recorded = program.record(alibi)
-    text = with_slopes(recorded, HEADS, torch.device("cpu")).text
-    assert "= load t0 h\n" in text
-    found = with_slopes(recorded, HEADS, torch.device("cpu")).tensors[-1]
-    torch.testing.assert_close(found, torch.exp2(-8.0 * torch.arange(1, HEADS + 1) / HEADS))
-    for other in (
-        lambda s, b, h, i, j: s + (j - i) * 0.5,
-        lambda s, b, h, i, j: s * h,
-        lambda s, b, h, i, j: s + (b + h) * j,
-    ):
-        recorded = program.record(other)
-        assert with_slopes(recorded, HEADS, torch.device("cpu")) is recorded
 
 
 def test_a_captured_soft_cap_is_a_literal():
