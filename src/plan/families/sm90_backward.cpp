@@ -4,97 +4,17 @@
 #include "abi/backward_sm90.h"
 #include "plan/families/portable.h"
 #include "plan/families/sm90.h"
+#include "plan/families/sm90_backward_structure.h"
 #include "plan/families/sm90_backward_tasks.h"
 #include "plan/features.h"
 #include "plan/kernel_config.h"
 #include "plan/masks.h"
 #include "plan/program.h"
 #include "plan/workspace.h"
+#include "support/ceil_div.h"
 
 namespace flash_attention::plan {
 namespace {
-
-constexpr int tile_rows = 64;
-
-std::int64_t tiles(std::int64_t rows, std::int64_t block) { return (rows + block - 1) / block; }
-
-/// docs/lab/backward_sm90.md has the measurements.
-struct Structure {
-  bool wide = false;  // dK and dV by two warpgroups together
-  abi::DqMode dq_mode = abi::DqMode::atomic;
-  int warpgroups = 1;  // of 64 keys each
-  int stages = 2;
-};
-
-/// Whether tasks can accumulate into dQ in order without waiting long for each other. Under a causal mask they come one
-/// after another. Else those of a head begin together, and each waits until the one before is a step ahead: as many steps
-/// as a head has tiles of keys, which must be few of all that an SM works on.
-bool can_be_ordered(const Problem& p, const DeviceInfo& device) {
-  if (p.window_right >= 0 && p.seq_q >= p.seq_kv) return true;
-  return tiles(p.total_q, tile_rows) * p.heads_q >= 10 * device.num_sms;
-}
-
-/// The first one who adds to dQ can store instead, if it is known who is the first: the sums need not be zeroed. That is
-/// worth about 64 / length of the time. What it costs is the order of the tasks, the longest ones last under a causal mask:
-/// about 0.6 of an SM's mean task. In a window all tasks are alike.
-bool gains_by_order(const Problem& p, const DeviceInfo& device, std::int64_t block_kv) {
-  const std::int64_t tasks = tiles(p.total_kv, block_kv) * p.heads_kv, sms = device.num_sms;
-  if (chooses_steps(p) || !p.program.empty() || p.heads_q != p.heads_kv || p.seq_q < p.seq_kv || tasks < 4 * sms)
-    return false;
-  if (p.window_right < 0) return p.window_left < 0 && p.seq_kv <= 512;
-  if (p.window_left >= 0 && (p.window_left + p.window_right) * 4 <= p.seq_kv) return true;
-  return tasks * 100 >= p.total_kv / std::max<std::int64_t>(p.batch, 1) * sms;
-}
-
-/// Whether one tile has all keys of a head, and every query sees some of them: a task then does all that its head needs. It
-/// prepares its own queries, one tile after another, which must be few.
-bool can_be_direct(const Problem& p) {
-  constexpr std::int64_t max_keys = 2 * tile_rows, max_queries = 8 * tile_rows;
-  const bool lengths = has_lengths(p);
-  const bool light = !p.bias.present && !chooses_steps(p) && p.program.empty() && !p.sink;
-  const bool every_query_sees = p.window_left < 0 && (p.window_right < 0 || p.seq_q <= p.seq_kv);
-  return light && !lengths && every_query_sees && std::max(p.head_dim, p.head_dim_v) <= 128 && p.head_dim_v <= p.head_dim &&
-         p.seq_kv <= max_keys && p.seq_q * p.heads_q <= max_queries * p.heads_kv;
-}
-
-Structure choose_structure(const Problem& p, const DeviceInfo& device, bool whole) {
-  const std::int64_t dim = std::max(p.head_dim, p.head_dim_v);
-  // Options that read no memory need few registers: soft cap, ALiBi, dropout.
-  const bool light = !p.bias.present && !program_traits(p).score;
-  const int light_options = (p.softcap != 0) + p.alibi + (p.dropout_p != 0);
-  const bool plain = light && !chooses_steps(p) && light_options == 0;
-  const bool crowded = p.dropout_p != 0 && (p.packed || p.seqused_q || p.seqused_kv);
-  if (dim > 128) return {.wide = true, .dq_mode = abi::DqMode::separate_kernel, .warpgroups = 1, .stages = plain ? 3 : 2};
-  if (whole && can_be_direct(p)) return {.dq_mode = abi::DqMode::direct, .warpgroups = 2, .stages = dim > 64 ? 2 : 3};
-  Structure structure{.warpgroups = 2, .stages = 2};
-  if (dim > 64) {
-    // Other options need the registers that dQ would take, but for a bias of 16 bits or a short program by itself.
-    const bool lengths = p.packed || p.seqused_q || p.seqused_kv || has_tile_map(p);
-    const bool alone = !p.mask.present && light_options == 0 && !lengths;
-    const bool bias_alone = alone && p.bias.present && size_of(p.bias.dtype) == 2 && p.program.empty();
-    const ProgramTraits program = program_traits(p);
-    constexpr int few_values = 8;  // tests/kernels/program_compile_test.cpp
-    const bool is_short = program.values <= few_values && !program.loads_scores && !program.hides && !program.calls;
-    const bool usual = p.head_dim == 128 && p.head_dim_v == 128;  // at 96 some of them spill
-    const bool program_alone = alone && !p.bias.present && program.score && is_short && usual;
-    if (!(light || bias_alone || program_alone) || crowded) structure.dq_mode = abi::DqMode::separate_kernel;
-  } else {
-    // Three have 160 registers a thread: one light option fits in.
-    // Where they are few, tasks of two are shorter.
-    const bool few =
-        tiles(p.seq_kv, 2 * tile_rows) * p.heads_kv * p.batch <= 2 * device.num_sms && !p.packed && p.heads_q == p.heads_kv;
-    structure.warpgroups = light && light_options <= 1 && !crowded && !chooses_steps(p) && !few ? 3 : 2;
-    structure.stages = 3;
-  }
-  if (structure.dq_mode == abi::DqMode::separate_kernel) return structure;
-  if (p.deterministic) {
-    const bool ordered = !chooses_steps(p) && p.program.empty() && can_be_ordered(p, device);
-    structure.dq_mode = ordered ? abi::DqMode::ordered : abi::DqMode::separate_kernel;
-  } else if (gains_by_order(p, device, structure.warpgroups * tile_rows)) {
-    structure.dq_mode = abi::DqMode::ordered;
-  }
-  return structure;
-}
 
 /// Heads whose gradients are made by two warpgroups with half of the columns each: kernels/backward/sm90/columns.cuh.
 bool is_split_by_columns(const Problem& p) { return std::max(p.head_dim, p.head_dim_v) > 256; }
@@ -144,7 +64,7 @@ bool may_need_repair(const Problem& p, const abi::BackwardConfig& config) {
 constexpr int repair_warps = 4;  // each takes a tile of keys
 
 std::int64_t repair_blocks(const Problem& p, const DeviceInfo& device) {
-  const std::int64_t blocks = tiles(tiles(p.seq_kv, tile_rows) * p.heads_kv * p.batch, repair_warps);
+  const std::int64_t blocks = ceil_div(ceil_div(p.seq_kv, tile_rows) * p.heads_kv * p.batch, repair_warps);
   return std::min<std::int64_t>(blocks, 8LL * device.num_sms);
 }
 
@@ -164,10 +84,10 @@ void add_column_launches(const Problem& p, const DeviceInfo& device, abi::Backwa
                 .shared_bytes = abi::backward_sm90_columns_shared_bytes(config, has_dP)},
                std::min<std::int64_t>(tasks, std::max(device.num_sms / cluster, 1)) * cluster);
   };
-  const std::int64_t key_tasks = tiles(p.seq_kv, cluster * tile_rows) * p.heads_kv * p.batch;
+  const std::int64_t key_tasks = ceil_div(p.seq_kv, cluster * tile_rows) * p.heads_kv * p.batch;
   add("backward_sm90_columns_dv", false, key_tasks);
   add("backward_sm90_columns_dk", true, key_tasks);
-  add("backward_sm90_columns_dq", true, tiles(p.seq_q, cluster * tile_rows) * p.heads_q * p.batch);
+  add("backward_sm90_columns_dq", true, ceil_div(p.seq_q, cluster * tile_rows) * p.heads_q * p.batch);
 }
 
 /// What the kernels around the tiles are compiled for.
@@ -185,7 +105,7 @@ bool has_backward_bias_boxes(const Problem& p) {
 }
 
 Plan lay_out_sm90_backward(const Problem& p, const DeviceInfo& device, bool whole) {
-  const Structure structure = choose_structure(p, device, whole);
+  const BackwardSm90Structure structure = choose_backward_sm90_structure(p, device, whole);
   // Wide kernels go over all tiles: a map would tell them of fewer steps than they count tiles by.
   abi::BackwardConfig config{.features = structure.wide ? features_of(p) : features_with_map(p),
                              .head_dim = static_cast<int>(p.head_dim),
@@ -227,9 +147,9 @@ Plan lay_out_sm90_backward(const Problem& p, const DeviceInfo& device, bool whol
   if (config.dq_mode == abi::DqMode::ordered)
     reserve_floats(plan, Region::order, rows / tile_rows + 1 + (config.key_sums ? keys / 16 + 1 : 0));
 
-  const std::int64_t row_tiles = tiles(p.seq_q, tile_rows) * p.heads_q * p.batch;
+  const std::int64_t row_tiles = ceil_div(p.seq_q, tile_rows) * p.heads_q * p.batch;
   const std::int64_t key_tiles =
-      (tiles(p.seq_kv, config.block_kv) + first_parts - 1) * p.heads_kv * p.batch * plan.num_splits;
+      (ceil_div(p.seq_kv, config.block_kv) + first_parts - 1) * p.heads_kv * p.batch * plan.num_splits;
   const LaunchConfig source = launch_config(config), row_source = row_config(config);
   const LaunchConfig& prepare_source = config.dq_mode == abi::DqMode::ordered ? source : row_source;  // order: by the mask
   if (!direct) {
@@ -270,12 +190,12 @@ Plan lay_out_sm90_backward(const Problem& p, const DeviceInfo& device, bool whol
                 .config = launch_config(dq),
                 .block = 384,
                 .shared_bytes = abi::backward_sm90_dq_shared_bytes(dq)},
-               std::min<std::int64_t>(tiles(p.seq_q, 128) * p.heads_q * p.batch, device.num_sms));
+               std::min<std::int64_t>(ceil_div(p.seq_q, 128) * p.heads_q * p.batch, device.num_sms));
   }
   if (config.key_sums) {
     add_launch(plan,
                {.unit = "backward/sm90/prepare", .entry = "backward_sm90_convert_keys", .config = row_source, .block = 128},
-               tiles(p.seq_kv, tile_rows) * p.heads_kv * p.batch);
+               ceil_div(p.seq_kv, tile_rows) * p.heads_kv * p.batch);
   }
   const bool converts = !separate_dq && !direct, repairs = !direct && may_need_repair(p, config);
   // In parts of a pass, dQ is converted by another part than the one that repairs.

@@ -4,6 +4,7 @@
 
 #include "abi/backward_sm90.h"
 #include "plan/families/sm90.h"
+#include "plan/families/sm90_backward_structure.h"
 #include "plan/masks.h"
 #include "plan/workspace.h"
 
@@ -13,7 +14,6 @@ namespace {
 using Kind = BackwardPart::Kind;
 using Region = abi::BackwardSm90Region;
 
-constexpr int tile_rows = 64;
 constexpr int max_blocks = 256;                              // each has its own counters of tasks
 constexpr std::int64_t counters = 2 * sizeof(std::int32_t);  // of a block
 

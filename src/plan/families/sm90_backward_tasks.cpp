@@ -4,14 +4,9 @@
 
 #include "plan/masks.h"
 #include "plan/program.h"
+#include "support/ceil_div.h"
 
 namespace flash_attention::plan {
-namespace {
-
-std::int64_t tiles(std::int64_t rows, std::int64_t block) { return (rows + block - 1) / block; }
-
-}  // namespace
-
 bool chooses_steps(const Problem& p) { return has_tile_map(p) || p.mask.present; }
 
 int num_gqa_splits(const Problem& p, const DeviceInfo& device, const abi::BackwardConfig& config) {
@@ -21,7 +16,7 @@ int num_gqa_splits(const Problem& p, const DeviceInfo& device, const abi::Backwa
       p.bias.present || p.softcap != 0 || p.alibi || p.dropout_p != 0 || chooses_steps(p) || program_traits(p).score;
   if (options && std::max(p.head_dim, p.head_dim_v) > 64) return 1;  // they have taken the registers
   const std::int64_t group = p.heads_q / std::max<std::int64_t>(p.heads_kv, 1);
-  const std::int64_t tasks = tiles(p.seq_kv, config.block_kv) * p.heads_kv * p.batch, sms = device.num_sms;
+  const std::int64_t tasks = ceil_div(p.seq_kv, config.block_kv) * p.heads_kv * p.batch, sms = device.num_sms;
   const bool causal = p.window_right >= 0 && p.window_left < 0;
   const auto divided_until = [&](auto enough) {
     std::int64_t parts = 1;
@@ -29,7 +24,7 @@ int num_gqa_splits(const Problem& p, const DeviceInfo& device, const abi::Backwa
     return static_cast<int>(parts);
   };
   // Without a mask all tasks are alike: few SMs must be idle in the last round of them.
-  if (!causal) return divided_until([&](std::int64_t count) { return count * 100 >= tiles(count, sms) * sms * 85; });
+  if (!causal) return divided_until([&](std::int64_t count) { return count * 100 >= ceil_div(count, sms) * sms * 85; });
   // Under a causal mask the longest tasks have twice the work of the mean. A division costs sums in memory: it begins where
   // it must, and goes on until SMs end together although, for the sake of L2, one head comes after another.
   const int needed = tasks * 10 >= 19 * sms ? 1 : divided_until([&](std::int64_t count) { return count >= 14 * sms; });

@@ -1,0 +1,21 @@
+#pragma once
+
+#include "abi/config.h"
+#include "plan/kernel_table.h"
+
+namespace flash_attention::plan {
+
+constexpr int tile_rows = 64;  // queries of a step of backward/sm90, and keys of a warpgroup
+
+/// How backward/sm90 is built for a problem. docs/lab/backward_sm90.md has the measurements.
+struct BackwardSm90Structure {
+  bool wide = false;  // dK and dV by two warpgroups together
+  abi::DqMode dq_mode = abi::DqMode::atomic;
+  int warpgroups = 1;  // of 64 keys each
+  int stages = 2;
+};
+
+/// whole: of a whole pass, not of a part (sm90_backward_parts.cpp).
+BackwardSm90Structure choose_backward_sm90_structure(const Problem& problem, const DeviceInfo& device, bool whole);
+
+}  // namespace flash_attention::plan
