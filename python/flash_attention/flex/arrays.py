@@ -106,7 +106,9 @@ def _fold(r, name, x, dim=None, keepdim=False, *, dtype=None):
     found = []
     for row in kept.reshape(-1, kept.shape[-1]):
         symbols = _symbols(r, row, x.dtype)
-        if name in ("any", "all"):
+        if dtype is not None:  # before they are added up, as torch has it
+            symbols = (operations.TABLE["aten::_to_copy"](r, one, dtype=dtype) for one in symbols)
+        elif name in ("any", "all"):
             symbols = (r.symbol(r.value(one, "bool")) for one in symbols)
         elif name in ("sum", "prod") and x.dtype == torch.bool:
             symbols = (r.symbol(r.value(one, "int")) for one in symbols)
@@ -117,7 +119,7 @@ def _fold(r, name, x, dim=None, keepdim=False, *, dtype=None):
     result = torch.tensor([r.place(r.known(one)) for one in found]).view(kept.shape[:-1])
     for axis in sorted(axis % places.dim() for axis in dims) if keepdim else ():
         result = result.unsqueeze(axis)
-    return symbol(r, result, dtype or found[0].dtype)
+    return symbol(r, result, found[0].dtype)
 
 
 def _product(r, x, y):
@@ -197,9 +199,10 @@ def record(r, function, name, args, kwargs):
             return [place(part) for part in thing] if isinstance(thing, list | tuple) else thing
 
         moved = function(*map(place, args), **kwargs)
+        dtype = functools.reduce(torch.promote_types, dtypes)  # of stack and cat, which take several
         if isinstance(moved, list | tuple):
-            return [symbol(r, part, dtypes[0]) for part in moved]
-        return symbol(r, moved.clone(), dtypes[0])
+            return [symbol(r, part, dtype) for part in moved]
+        return symbol(r, moved.clone(), dtype)
     if name.removesuffix("_") in _MOVES:  # torch makes matrices of vectors so
         moved = function(_as_array(r, args[0]).clone(), *args[1:], **kwargs)
         function(*args, **kwargs)

@@ -55,6 +55,18 @@ SCORES = {
         lambda s, b, h, i, j: s + (left[i] * right[j]).sum(-1) - 0.1 * ((left[i] - right[j]) ** 2).mean(),
         [left, right],
     ),
+    "mixed": (
+        lambda s, b, h, i, j: s + 0.01 * (torch.stack([i, j * 0.37]) * torch.cat([j.view(1), left[i, :1]])).sum(),
+        [left],
+    ),
+    "a sum of another type": (
+        lambda s, b, h, i, j: (
+            s
+            + 0.01 * torch.stack([i * 0.6, j * 0.6]).sum(dtype=torch.int64)
+            + 0.01 * torch.stack([i, j]).sum(dtype=torch.float32) / 3
+        ),
+        [],
+    ),
     "products": (lambda s, b, h, i, j: s + left[i] @ right[j] + left[i] @ matrix @ right[j], [left, right]),
     "einsum": (lambda s, b, h, i, j: s + torch.einsum("d,d->", left[i], right[j]), [left, right]),
     "a distance": (lambda s, b, h, i, j: s - (left[i] - right[j] + 0.1).norm(), [left, right]),
