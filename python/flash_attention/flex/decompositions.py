@@ -95,6 +95,22 @@ def _hardsigmoid(x):
     return torch.clamp(x + 3, 0, 6) / 6
 
 
+def _narrowed(x, dtype):
+    """An int as one of 8 or 16 bits has it, which goes round at its bounds."""
+    bounds = torch.iinfo(dtype)
+    return (x - bounds.min) % (bounds.max - bounds.min + 1) + bounds.min
+
+
+def to_copy(r, x, *, dtype=None, **unused):
+    """A conversion. `r` is the recorder."""
+    from flash_attention.flex.recorder import kind_of
+
+    value = r.value(x, kind_of(dtype) if dtype is not None else None)
+    if dtype in (torch.int8, torch.uint8, torch.int16) and x.dtype not in (torch.bool, dtype):
+        value = r.known(r.run_ours(_narrowed, r.symbol(value), dtype))
+    return r.symbol(value, dtype or x.dtype)
+
+
 def _tensor(x):
     return x if isinstance(x, torch.Tensor) else torch.tensor(x, device="meta")
 

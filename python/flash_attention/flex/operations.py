@@ -168,12 +168,6 @@ def _masked_fill(r, x, mask, value):
     return r.symbol(r.emit(result.kind, "where", r.value(mask, "bool").name, r.value(value, result.kind).name, result.name))
 
 
-def _to_copy(r, x, *, dtype=None, **unused):
-    from flash_attention.flex.recorder import kind_of
-
-    return r.symbol(r.value(x, kind_of(dtype) if dtype is not None else None), dtype or x.dtype)
-
-
 def _same(r, x, *unused, **also_unused):
     return r.symbol(r.value(x), x.dtype)
 
@@ -260,7 +254,7 @@ TABLE = (
             "clamp_max": lambda r, x, bound: _clamp(r, x, None, bound),
             "where": _where,
             "masked_fill": _masked_fill,
-            "_to_copy": _to_copy,
+            "_to_copy": decompositions.to_copy,
             "clone": _same,
             "alias": _same,
             "detach": _detach,

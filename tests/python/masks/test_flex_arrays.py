@@ -67,6 +67,16 @@ SCORES = {
         ),
         [],
     ),
+    "narrow": (
+        lambda s, b, h, i, j: (
+            s
+            + 0.01 * (j * 3 - 90).to(torch.int8)
+            + 0.01 * (j - 20).to(torch.uint8)
+            + 1e-4 * (j * 3000).short()
+            + (j > i).byte()
+        ),
+        [],
+    ),
     "products": (lambda s, b, h, i, j: s + left[i] @ right[j] + left[i] @ matrix @ right[j], [left, right]),
     "einsum": (lambda s, b, h, i, j: s + torch.einsum("d,d->", left[i], right[j]), [left, right]),
     "a distance": (lambda s, b, h, i, j: s - (left[i] - right[j] + 0.1).norm(), [left, right]),
