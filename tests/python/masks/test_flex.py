@@ -291,8 +291,9 @@ def test_with_options_of_attention():
         torch.testing.assert_close(packed[begin:end], one[0])
 
 
-def test_models_of_transformers():
-    """attn_implementation="flex_attention", with the BlockMask that transformers makes."""
+@pytest.mark.parametrize("stance", ["force_eager", pytest.param("default", marks=pytest.mark.long_tail)])
+def test_models_of_transformers(stance):
+    """attn_implementation="flex_attention", with the BlockMask that transformers makes, by default compiled."""
     transformers = pytest.importorskip("transformers")
     functions = transformers.AttentionInterface()
     original = functions["flex_attention"]
@@ -307,7 +308,8 @@ def test_models_of_transformers():
             torch.manual_seed(0)
             config = transformers.LlamaConfig(**sizes, **heads, attn_implementation=implementation)
             model = transformers.LlamaForCausalLM(config)
-            logits = model(tokens, attention_mask=padding).logits[padding.bool()]
+            with torch.compiler.set_stance(stance):
+                logits = model(tokens, attention_mask=padding).logits[padding.bool()]
             logits.square().sum().backward()
             found.append((logits, model.model.layers[0].self_attn.q_proj.weight.grad))
     finally:

@@ -379,51 +379,60 @@ ProgramResults exact_program(const Problem& p, const RandomProgram& random, unsi
   const double scale = 1 / std::sqrt(static_cast<double>(d));
   const auto keys = static_cast<std::size_t>(p.seq_kv);
   std::vector<double> old(keys), weight(keys);
+  RandomProgram moved = random;
+  moved.still = &random;
   for (std::int64_t b = 0; b < p.batch; ++b) {
     for (std::int64_t h = 0; h < p.heads_q; ++h) {
       for (std::int64_t i = 0; i < p.seq_q; ++i) {
         const std::int64_t row = ((b * p.seq_q + i) * p.heads_q + h) * d;
         const auto key_row = [&](std::int64_t j) { return ((b * p.seq_kv + j) * p.heads_kv + h / group) * d; };
-        const auto at = [](const auto& values, std::int64_t index) -> decltype(auto) {
-          return values[static_cast<std::size_t>(index)];
-        };
+        const float *const q = data.q.data() + row, *const dout = data.dout.data() + row;
+        double *const out = r.out.data() + row, *const dq = r.dq.data() + row;
         double sum = 0, largest = -std::numeric_limits<double>::infinity();
         for (std::int64_t j = 0; j < p.seq_kv; ++j) {
           const bool shown = random.visible(b, h, i, j) && (!p.causal || j <= i + p.seq_kv - p.seq_q);
+          weight[static_cast<std::size_t>(j)] = -std::numeric_limits<double>::infinity();
+          if (!shown) continue;
+          const float* const k = data.k.data() + key_row(j);
           double dot = 0;
-          for (std::int64_t c = 0; c < d; ++c) dot += double{at(data.q, row + c)} * at(data.k, key_row(j) + c);
+          for (std::int64_t c = 0; c < d; ++c) dot += double{q[c]} * k[c];
           old[static_cast<std::size_t>(j)] = scale * dot;
-          weight[static_cast<std::size_t>(j)] =
-              shown ? random.score(scale * dot, b, h, i, j) : -std::numeric_limits<double>::infinity();
+          weight[static_cast<std::size_t>(j)] = random.score(scale * dot, b, h, i, j);
           largest = std::max(largest, weight[static_cast<std::size_t>(j)]);
         }
         for (double& w : weight) sum += w = std::isinf(w) && w < 0 ? 0 : std::exp(w - largest);
         const std::int64_t line = (b * p.heads_q + h) * p.seq_q + i;
         r.lse[static_cast<std::size_t>(line)] = largest + std::log(sum);
         if (sum == 0) continue;
-        double delta = -double{at(data.dlse, line)};
+        double delta = -double{data.dlse[static_cast<std::size_t>(line)]};
         std::vector<double> dp(keys);
         for (std::int64_t j = 0; j < p.seq_kv; ++j) {
           double& w = weight[static_cast<std::size_t>(j)];
+          if (w == 0) continue;
           w /= sum;
+          const float* const v = data.v.data() + key_row(j);
+          double* const dv = r.dv.data() + key_row(j);
+          double dot = 0;
           for (std::int64_t c = 0; c < d; ++c) {
-            r.out[static_cast<std::size_t>(row + c)] += w * at(data.v, key_row(j) + c);
-            r.dv[static_cast<std::size_t>(key_row(j) + c)] += w * at(data.dout, row + c);
-            dp[static_cast<std::size_t>(j)] += double{at(data.dout, row + c)} * at(data.v, key_row(j) + c);
+            out[c] += w * v[c];
+            dv[c] += w * dout[c];
+            dot += double{dout[c]} * v[c];
           }
-          delta += w * dp[static_cast<std::size_t>(j)];
+          dp[static_cast<std::size_t>(j)] = dot;
+          delta += w * dot;
         }
         for (std::int64_t j = 0; j < p.seq_kv; ++j) {
           const double ds = weight[static_cast<std::size_t>(j)] * (dp[static_cast<std::size_t>(j)] - delta);
           if (ds == 0) continue;
           constexpr double step = 1e-6;  // differences, not the derivative under test
           const double s = old[static_cast<std::size_t>(j)];
-          RandomProgram moved = random;
-          moved.still = &random, moved.still_score = s;
+          moved.still_score = s;
           const double slope = (moved.score(s + step, b, h, i, j) - moved.score(s - step, b, h, i, j)) / (2 * step);
+          const float* const k = data.k.data() + key_row(j);
+          double* const dk = r.dk.data() + key_row(j);
           for (std::int64_t c = 0; c < d; ++c) {
-            r.dq[static_cast<std::size_t>(row + c)] += scale * ds * slope * at(data.k, key_row(j) + c);
-            r.dk[static_cast<std::size_t>(key_row(j) + c)] += scale * ds * slope * at(data.q, row + c);
+            dq[c] += scale * ds * slope * k[c];
+            dk[c] += scale * ds * slope * q[c];
           }
           for (std::size_t n = 0; n < moved.reals.size() && p.seq_q <= 40; ++n) {
             const float kept = moved.reals[n];
