@@ -12,8 +12,6 @@
 namespace flash_attention::python {
 namespace {
 
-bool same_batch(const Slots& slots) { return slots[Slot::k].sizes[0] == slots[Slot::q].sizes[0]; }
-
 /// Options with the form that Python's side of the backward pass takes. The last ones are kept: a model's layers ask for
 /// the same again.
 struct Remembered {
@@ -68,9 +66,7 @@ nb::object attend(PyObject* const* args, Py_ssize_t count) {
   PyObject* const mask = count > arg_mask ? args[arg_mask] : Py_None;
   CallOptions options;
   Slots slots;
-  if (!read_options(args, options) || !read_tensors(args, slots) || !same_batch(slots) ||
-      is_intercepted(slots[Slot::q].device))
-    return nb::none();
+  if (!read_options(args, options) || !read_plain(args, slots)) return nb::none();
   const std::int64_t keys = slots[Slot::k].sizes[options.heads_first ? 2 : 1];
   if (!read_scores(bias, Slot::bias, keys, slots) || !read_scores(mask, Slot::mask, keys, slots)) return nb::none();
   if (bias != Py_None && wants_gradient(&bias, 1)) return nb::none();
@@ -102,8 +98,7 @@ nb::object differentiable_forward(PyObject* const* args, Py_ssize_t count) {
 nb::object attend_backward(PyObject* const* args, Py_ssize_t count) {
   if (count != 7) throw nb::type_error("attend_backward: expected q, k, v, out, lse, dout and options");
   Slots slots;
-  if (!are_tensors(args, 6) || !read_tensors(args, slots) || !same_batch(slots) || is_intercepted(slots[Slot::q].device))
-    return nb::none();
+  if (!are_tensors(args + 3, 3) || !read_plain(args, slots)) return nb::none();
   Tensor dout;
   try {
     dout = tensor_of(args[5], "dout");

@@ -10,11 +10,9 @@
 namespace flash_attention::python {
 namespace {
 
-/// q, k and v; false where the call is not plain.
-bool read_plain(PyObject* const* qkv, Slots& slots) {
-  if (!read_tensors(qkv, slots) || slots[Slot::k].sizes[0] != slots[Slot::q].sizes[0] ||
-      is_intercepted(slots[Slot::q].device))
-    return false;
+/// q, k and v, and the stream of the call; false where it is not plain.
+bool read_with_stream(PyObject* const* qkv, Slots& slots) {
+  if (!read_plain(qkv, slots)) return false;
   slots[Slot::q].stream = current_stream(qkv[0], slots[Slot::q].device);
   return true;
 }
@@ -25,7 +23,7 @@ bool read_plain(PyObject* const* qkv, Slots& slots) {
 nb::object attend_program(PyObject* const* args, Py_ssize_t count) {
   if (count != 8) throw nb::type_error("attend_program: expected 8 arguments");
   Slots slots;
-  if (!read_plain(args, slots)) return nb::none();
+  if (!read_with_stream(args, slots)) return nb::none();
   Call call(slots, options_of(nb::borrow<nb::tuple>(args[3])));
   const ProgramArguments captured(args[4], call);
   if (args[6] != Py_None) {
@@ -47,7 +45,7 @@ nb::object attend_program(PyObject* const* args, Py_ssize_t count) {
 nb::object attend_program_backward(PyObject* const* args, Py_ssize_t count) {
   if (count != 10) throw nb::type_error("attend_program_backward: expected 10 arguments");
   Slots slots;
-  if (!are_tensors(args + 3, 3) || !read_plain(args, slots)) return nb::none();
+  if (!are_tensors(args + 3, 3) || !read_with_stream(args, slots)) return nb::none();
   Gradients gradients;
   try {
     gradients.dout = tensor_of(args[5], "dout");

@@ -86,6 +86,10 @@ bool read_tensors(PyObject* const* qkv, Slots& out) {
   return std::equal(out[Slot::v].sizes, out[Slot::v].sizes + 3, out[Slot::k].sizes);
 }
 
+bool read_plain(PyObject* const* qkv, Slots& out) {
+  return read_tensors(qkv, out) && out[Slot::k].sizes[0] == out[Slot::q].sizes[0] && !is_intercepted(out[Slot::q].device);
+}
+
 bool read_scores(PyObject* argument, Slot slot, std::int64_t keys, Slots& out) {
   if (argument == Py_None) return true;
   if (!are_tensors(&argument, 1)) return false;

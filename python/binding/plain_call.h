@@ -40,6 +40,9 @@ bool is_plain(const Tensor& tensor, const Tensor& q);
 /// q, k and v, k and v alike but for the head dimension; false where they are not plain.
 bool read_tensors(PyObject* const* qkv, Slots& out);
 
+/// The same of one batch, where no mode of torch is to see the call.
+bool read_plain(PyObject* const* qkv, Slots& out);
+
 /// A bias or a mask over `keys` keys, None where there is none; false where it is not plain.
 bool read_scores(PyObject* argument, Slot slot, std::int64_t keys, Slots& out);
 

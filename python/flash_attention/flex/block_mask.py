@@ -5,6 +5,7 @@ import math
 from torch.nn.attention import flex_attention as torch_flex
 
 from flash_attention.flex import dense, torch_mask
+from flash_attention.masks.blocks import has_function
 from flash_attention.masks.prepared import new_kept
 
 _ONE_BLOCK_FOR_ALL = 1 << 30
@@ -150,7 +151,7 @@ def kept_of(block_mask):
 
 def as_program(block_mask, mask_mod, query, key, layout):
     """(block_mask, mask_mod) of a call of attention(): a function inside of the blocks makes a program of them."""
-    if block_mask.mask_mod is torch_flex.noop_mask:
+    if not has_function(block_mask):
         return block_mask, mask_mod
     mask_mods = mask_mods_of(block_mask)
     sizes = [tensor.shape for tensor in (query, key)]

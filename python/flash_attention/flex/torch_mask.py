@@ -5,6 +5,7 @@ import weakref
 
 import torch
 
+from flash_attention.masks.blocks import lists_to_map
 from flash_attention.masks.prepared import new_kept
 
 _FIELDS = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices")
@@ -63,9 +64,6 @@ def _made(counts, lists, full_counts, full_lists):
     return _table(counts, lists), None if full_counts is None else _table(full_counts, full_lists)
 
 
-def _table(num_blocks, indices):
-    """bool [B, H, row blocks, key blocks] from counts and lists of key blocks."""
-    listed = torch.arange(indices.shape[-1], device=indices.device) < num_blocks[..., None]
-    table = torch.zeros((*indices.shape[:-1], indices.shape[-1] + 1), dtype=torch.bool, device=indices.device)
-    last = indices.shape[-1]
-    return table.scatter_(-1, torch.where(listed, indices, last).long(), True)[..., :last].contiguous()
+def _table(counts, lists):
+    """bool [B, H, row blocks, key blocks]"""
+    return lists_to_map(counts, lists, lists.shape[-1]).bool()

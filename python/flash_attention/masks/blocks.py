@@ -16,13 +16,14 @@ class BlockMask:
     @classmethod
     def from_kv_indices(cls, kv_num_blocks, kv_indices, num_kv_blocks: int, block_size=(128, 128)) -> BlockMask:
         """From the blocks that each block of queries sees: the first kv_num_blocks[..., i] of kv_indices[..., i, :]."""
-        return cls(_lists_to_map(kv_num_blocks, kv_indices, num_kv_blocks), tuple(block_size))
+        return cls(lists_to_map(kv_num_blocks, kv_indices, num_kv_blocks), tuple(block_size))
 
     def to(self, device) -> BlockMask:
         return BlockMask(self.visible.to(device), self.block_size)
 
 
-def _lists_to_map(counts, indices, num_kv_blocks):
+def lists_to_map(counts, indices, num_kv_blocks):
+    """uint8 [..., blocks of queries, num_kv_blocks]: 1 for the first counts[..., i] of indices[..., i, :]."""
     import torch
 
     listed = torch.arange(indices.shape[-1], device=indices.device) < counts[..., None]
@@ -37,13 +38,14 @@ def _of_torch(mask):
     """From the fields of torch.nn.attention.flex_attention.BlockMask."""
     block_q, block_kv = mask.BLOCK_SIZE
     num_kv_blocks = -(-mask.seq_lengths[1] // block_kv) if hasattr(mask, "seq_lengths") else mask.kv_indices.shape[-1]
-    found = _lists_to_map(mask.kv_num_blocks, mask.kv_indices, num_kv_blocks)
+    found = lists_to_map(mask.kv_num_blocks, mask.kv_indices, num_kv_blocks)
     if mask.full_kv_num_blocks is not None:
-        found = found | _lists_to_map(mask.full_kv_num_blocks, mask.full_kv_indices, num_kv_blocks)
+        found = found | lists_to_map(mask.full_kv_num_blocks, mask.full_kv_indices, num_kv_blocks)
     return found, block_q, block_kv
 
 
-def _has_function(mask):
+def has_function(mask):
+    """Whether a function decides inside of the blocks."""
     from torch.nn.attention.flex_attention import noop_mask
 
     return getattr(mask, "mask_mod", None) not in (None, noop_mask)
@@ -55,7 +57,7 @@ def block_map(mask):
         return None, (0, 0)
     if isinstance(mask, BlockMask):
         found, (block_q, block_kv) = mask.visible, mask.block_size
-    elif _has_function(mask):
+    elif has_function(mask):
         raise ValueError(
             "block_mask: its mask_mod is a function, which decides inside of the blocks; packed calls take functions as "
             "mask_mod=, and block masks without one (masks.BlockMask, torch's BlockMask.from_kv_blocks)"

@@ -28,13 +28,13 @@ struct FormHash {
 
 /// The tensors and scalars that the program's mask reads.
 void find_reads(const std::string& text, MaskForm& form) {
-  const program::Program parsed = program::parse(text);
-  if (parsed.visible < 0) return;
-  std::vector<int> roots{parsed.visible};
+  const auto known = program::parsed(text);
+  if (known->visible < 0) return;
+  std::vector<int> roots{known->visible};
   const auto add = [](std::vector<int>& to, int n) {
     if (std::find(to.begin(), to.end(), n) == to.end()) to.push_back(n);
   };
-  for (const program::Node& node : program::slice(parsed.nodes, roots)) {
+  for (const program::Node& node : program::slice(known->nodes, roots)) {
     if (node.op == program::Op::load) add(form.tensors, node.index);
     if (node.op == program::Op::scalar) add(form.scalars, node.index);
   }
