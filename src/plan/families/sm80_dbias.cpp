@@ -3,11 +3,10 @@
 #include "plan/families/portable.h"
 #include "plan/kernel_config.h"
 #include "plan/masks.h"
+#include "support/ceil_div.h"
 
 namespace flash_attention::plan {
 namespace {
-
-std::int64_t tiles(std::int64_t rows, std::int64_t block) { return (rows + block - 1) / block; }
 
 /// A tile of dbias and how it is made: BackwardSm80BiasSteps in kernels/backward/sm80_dbias_steps.cuh.
 struct BiasTile {
@@ -22,7 +21,7 @@ struct BiasTile {
     return num_stages * 2 * block * 128 + floats * static_cast<int>(sizeof(float)) + small_bytes;
   }
   std::int64_t count(const Problem& p) const {
-    return tiles(p.seq_kv, block) * (p.bias.q_stride == 0 ? 1 : tiles(p.seq_q, block)) *
+    return ceil_div(p.seq_kv, block) * (p.bias.q_stride == 0 ? 1 : ceil_div(p.seq_q, block)) *
            (p.bias.head_stride == 0 ? 1 : p.heads_q) * (p.bias.batch_stride == 0 ? 1 : p.batch);
   }
 };

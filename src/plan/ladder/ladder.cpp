@@ -9,11 +9,10 @@
 #include "plan/families/portable.h"
 #include "plan/families/sm90.h"
 #include "plan/ladder/shared_bytes.h"
+#include "support/ceil_div.h"
 
 namespace flash_attention::plan {
 namespace {
-
-std::int64_t tiles(std::int64_t rows, int block) { return (rows + block - 1) / block; }
 
 /// A rung on wgmma: two warpgroups that attend, and from 13_warp_specialised on one that loads.
 constexpr Rung wgmma_rung(std::string_view name, int num_warps) {
@@ -190,7 +189,7 @@ std::string reject(const Rung& rung, const Problem& problem, const DeviceInfo& d
   if (std::string reason = reject_for_all_rungs(problem); !reason.empty()) return reason;
   const double blocks =
       static_cast<double>(problem.batch * problem.heads_q) * static_cast<double>(problem.seq_q) *
-      static_cast<double>(rung.add_launches == add_standard_launches ? tiles(problem.seq_kv, rung.block_kv) : 1);
+      static_cast<double>(rung.add_launches == add_standard_launches ? ceil_div(problem.seq_kv, rung.block_kv) : 1);
   if (blocks > std::numeric_limits<int>::max()) return "more than 2^31 blocks";
   if (rung.shared_bytes && rung.shared_bytes(rung, static_cast<int>(problem.head_dim)) > device.shared_bytes)
     return "needs more shared memory";
@@ -205,7 +204,7 @@ Plan lay_out(const Rung& rung, const Problem& problem, const DeviceInfo& device)
     rung.add_launches(rung, problem, plan);
     return plan;
   }
-  const std::int64_t blocks = problem.batch * problem.heads_q * tiles(problem.seq_q, rung.block_q);
+  const std::int64_t blocks = problem.batch * problem.heads_q * ceil_div(problem.seq_q, rung.block_q);
   add_launch(plan, forward_launch(rung, problem, "attention"),
              rung.persistent ? std::min<std::int64_t>(blocks, device.num_sms) : blocks);
   return plan;

@@ -2,11 +2,10 @@
 #include "plan/features.h"
 #include "plan/kernel_config.h"
 #include "plan/ladder/ladder.h"
+#include "support/ceil_div.h"
 
 namespace flash_attention::plan {
 namespace {
-
-std::int64_t tiles(std::int64_t rows, int block) { return (rows + block - 1) / block; }
 
 Launch launch_of(const Rung& rung, const Problem& problem, std::string entry, int shared_bytes) {
   const abi::BackwardConfig config{.features = features_of(problem),
@@ -31,9 +30,9 @@ void add_backward_launches(const Rung& rung, const Problem& problem, Plan& plan)
   const int shared_bytes = rung.shared_bytes ? rung.shared_bytes(rung, static_cast<int>(problem.head_dim)) : 0;
   const std::int64_t heads_q = problem.batch * problem.heads_q, heads_kv = problem.batch * problem.heads_kv;
   reserve_row_delta(problem, plan);
-  add_launch(plan, launch_of(rung, problem, "delta", 0), heads_q * tiles(problem.seq_q, rung.num_warps));
-  add_launch(plan, launch_of(rung, problem, "dq", shared_bytes), heads_q * tiles(problem.seq_q, rung.block_q));
-  add_launch(plan, launch_of(rung, problem, "dkv", shared_bytes), heads_kv * tiles(problem.seq_kv, rung.block_kv));
+  add_launch(plan, launch_of(rung, problem, "delta", 0), heads_q * ceil_div(problem.seq_q, rung.num_warps));
+  add_launch(plan, launch_of(rung, problem, "dq", shared_bytes), heads_q * ceil_div(problem.seq_q, rung.block_q));
+  add_launch(plan, launch_of(rung, problem, "dkv", shared_bytes), heads_kv * ceil_div(problem.seq_kv, rung.block_kv));
 }
 
 }  // namespace flash_attention::plan

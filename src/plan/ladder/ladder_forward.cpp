@@ -7,11 +7,10 @@
 #include "plan/kernel_config.h"
 #include "plan/ladder/ladder.h"
 #include "plan/workspace.h"
+#include "support/ceil_div.h"
 
 namespace flash_attention::plan {
 namespace {
-
-std::int64_t tiles(std::int64_t rows, int block) { return (rows + block - 1) / block; }
 
 abi::ForwardConfig config_of(const Rung& rung, const Problem& problem) {
   return {.features = features_of(problem),
@@ -39,9 +38,9 @@ Launch forward_launch(const Rung& rung, const Problem& problem, std::string entr
 void add_standard_launches(const Rung& rung, const Problem& problem, Plan& plan) {
   const std::int64_t rows = problem.batch * problem.heads_q * problem.seq_q;
   plan.workspace_bytes = static_cast<std::size_t>(rows * problem.seq_kv) * sizeof(float);
-  add_launch(plan, forward_launch(rung, problem, "scores"), rows * tiles(problem.seq_kv, rung.block_kv));
+  add_launch(plan, forward_launch(rung, problem, "scores"), rows * ceil_div(problem.seq_kv, rung.block_kv));
   add_launch(plan, forward_launch(rung, problem, "softmax"),
-             problem.batch * problem.heads_q * tiles(problem.seq_q, rung.block_q));
+             problem.batch * problem.heads_q * ceil_div(problem.seq_q, rung.block_q));
   add_launch(plan, forward_launch(rung, problem, "output"), rows);
 }
 
@@ -52,25 +51,25 @@ void add_narrow_launches(const Rung& rung, const Problem& problem, Plan& plan) {
   reserve(plan, abi::ForwardSm90Fp8Region::transposed_V, heads * problem.head_dim * places);
   Launch transpose = forward_launch(rung, problem, "transpose");
   transpose.shared_bytes = 0;
-  add_launch(plan, std::move(transpose), heads * tiles(problem.seq_kv, rung.block_kv));
+  add_launch(plan, std::move(transpose), heads * ceil_div(problem.seq_kv, rung.block_kv));
   add_launch(plan, forward_launch(rung, problem, "attention"),
-             problem.batch * problem.heads_q * tiles(problem.seq_q, rung.block_q));
+             problem.batch * problem.heads_q * ceil_div(problem.seq_q, rung.block_q));
 }
 
 /// So many parts of the keys that there are two blocks for each SM of a large GPU. The workspace has the
 /// parts' outputs, fp32, and their lse. The second launch merges them, a warp a row.
 void add_split_launches(const Rung& rung, const Problem& problem, Plan& plan) {
   constexpr std::int64_t enough_blocks = 264;
-  const std::int64_t blocks = problem.batch * problem.heads_q * tiles(problem.seq_q, rung.block_q);
+  const std::int64_t blocks = problem.batch * problem.heads_q * ceil_div(problem.seq_q, rung.block_q);
   const std::int64_t rows = problem.batch * problem.heads_q * problem.seq_q;
-  const std::int64_t max_splits = std::max<std::int64_t>(1, tiles(problem.seq_kv, rung.block_kv));
+  const std::int64_t max_splits = std::max<std::int64_t>(1, ceil_div(problem.seq_kv, rung.block_kv));
   const std::int64_t splits =
       std::min(max_splits, std::max<std::int64_t>(1, enough_blocks / std::max<std::int64_t>(blocks, 1)));
   plan.num_splits = static_cast<int>(splits);
   reserve(plan, abi::LadderSplitRegion::O, splits * rows * problem.head_dim * std::int64_t{sizeof(float)});
   reserve(plan, abi::LadderSplitRegion::lse, splits * rows * std::int64_t{sizeof(float)});
   add_launch(plan, forward_launch(rung, problem, "attention"), blocks * splits);
-  add_launch(plan, forward_launch(rung, problem, "merge"), tiles(rows, rung.num_warps));
+  add_launch(plan, forward_launch(rung, problem, "merge"), ceil_div(rows, rung.num_warps));
 }
 
 }  // namespace flash_attention::plan
