@@ -95,12 +95,6 @@ def test_an_identifier_that_is_gone_is_found():
     assert "make_plan" in words_of_the_code() and "take_no" + "_turns_at_all" not in words_of_the_code()
 
 
-def test_documents_that_explain_are_short():
-    """README is for the first minute; docs/kernels explain and docs/lab remember."""
-    pages = [ROOT / "README.md", *sorted((ROOT / "docs/kernels").glob("*.md"))]
-    assert [path.name for path in pages if len(path.read_text().splitlines()) > 120] == []
-
-
 def test_the_page_of_a_package_index_leads_to_nothing_in_the_tree():
     """An index shows the page alone: a link to a file of the repository would be broken there."""
     page = re.search(r'^readme = "(.+?)"', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)[1]
