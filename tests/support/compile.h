@@ -12,8 +12,10 @@ namespace flash_attention::testing {
 /// What became of one kernel given to NVRTC in a process of its own, since NVRTC can crash on what it is given.
 struct CompileOutcome {
   std::string name;
-  std::string error;  // empty: it compiled
-  jit::CompileReport report;
+  std::string error{};  // empty: it compiled
+  jit::CompileReport report{};
+  double seconds = 0;  // of the compiler, on a core; 0 if it came from the cache
+  std::string path{};  // the machine code in the cache
 };
 
 /// Two kernels at a time. Uses no disk cache, so every call compiles.
