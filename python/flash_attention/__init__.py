@@ -79,12 +79,20 @@ __all__ = [
 
 def __getattr__(name: str):
     if name in _LAZY:
-        value = getattr(_import_module(f"{__name__}.{_LAZY[name]}"), name)
+        value = getattr(_imported(_LAZY[name]), name)
         globals()[name] = value
         return value
     if name in _SUBMODULES:
-        return _import_module(f"{__name__}.{name}")
+        return _imported(name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def _imported(name):
+    """A module of this package. `from flash_attention import x` would hide an AttributeError and its cause."""
+    try:
+        return _import_module(f"{__name__}.{name}")
+    except AttributeError as error:
+        raise ImportError(f"{__name__}.{name} cannot be imported: {error}") from error
 
 
 def __dir__():

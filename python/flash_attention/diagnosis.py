@@ -42,16 +42,25 @@ def compile(q: Any, k: Any, v: Any, *, backward: bool = False, **options: Any) -
 
 def doctor() -> list[dict[str, Any]]:
     """What was found here and what is missing: a list of {subject, ok, detail, advice}. Never raises."""
-    from importlib import metadata
+    from importlib import import_module, metadata
 
     findings = [{"subject": "flash_attention", "ok": True, "detail": version(), "advice": ""}]
     findings += _core.diagnose()
-    for package, use in (("torch", "tensors with gradients"), ("numpy", "arrays"), ("jax", "flash_attention.jax")):
+    for package, part, use in (
+        ("torch", "flex", "tensors with gradients"),
+        ("numpy", "arrays", "arrays"),
+        ("jax", "jax", "flash_attention.jax"),
+    ):
+        ok, detail, advice = True, "", ""
         try:
-            findings.append({"subject": package, "ok": True, "detail": metadata.version(package), "advice": ""})
+            detail = metadata.version(package)
+            import_module(f"flash_attention.{part}")  # a version that this one does not know may break it
         except metadata.PackageNotFoundError:
-            advice = f"pip install {package} (only needed for {use})"
-            findings.append({"subject": package, "ok": False, "detail": "not installed", "advice": advice})
+            ok, detail, advice = False, "not installed", f"pip install {package} (only needed for {use})"
+        except Exception as error:
+            ok, detail = False, f"{detail}, with which flash_attention.{part} cannot be imported: {error}"
+            advice = f"install a version of {package} that docs/python.md names"
+        findings.append({"subject": package, "ok": ok, "detail": detail, "advice": advice})
     return findings
 
 

@@ -52,6 +52,23 @@ def test_doctor(warm_python, tmp_path):
     assert json.loads(done.stdout)["findings"]
 
 
+def test_a_lazy_import_keeps_its_cause(warm_python):
+    """As where torch lacks a name that a part of the package needs: Python says no more than "cannot import name"."""
+    text = "import torch; del torch.bfloat16; from flash_attention import flex_attention"
+    done = warm_python("-c", text)
+    assert "ImportError: flash_attention.flex cannot be imported: module 'torch' has no attribute 'bfloat16'" in done.stderr
+    assert "direct cause" in done.stderr
+
+
+def test_doctor_tells_of_a_torch_without_flex(warm_python):
+    text = (
+        "import torch, flash_attention; del torch.bfloat16; "
+        "print(*(f for f in flash_attention.doctor() if f['subject'] == 'torch'))"
+    )
+    done = warm_python("-c", text)
+    assert "'ok': False" in done.stdout and "flash_attention.flex cannot be imported" in done.stdout, done.stderr
+
+
 def test_verbs(warm_python):
     done = warm_python("-m", "flash_attention", "--help")
     assert done.returncode == 0

@@ -6,7 +6,6 @@ import sys
 
 import torch
 
-_APPLY = torch.autograd.Function.apply.__func__.__code__
 _PLACES = (os.path.dirname(torch.__file__), os.path.dirname(os.path.dirname(__file__)))
 
 
@@ -34,9 +33,19 @@ def _line(name, line):
 
 
 def in_a_function_of_autograd(inside_of):
-    """Whether the forward pass of one runs, which torch runs without grad, and was called by this function or below it: the
-    whole call may be in another."""
+    """Whether the forward pass of one runs and was called by `inside_of` or below it: the whole call may be in another.
+    Function.apply is no sign: in some versions of torch it leaves no frame."""
+    forwards = set(_forwards(torch.autograd.Function))
     frame = sys._getframe(1)
-    while frame is not None and frame.f_code not in (_APPLY, inside_of.__code__):
+    while frame is not None and frame.f_code is not inside_of.__code__:
+        if frame.f_code in forwards:
+            return True
         frame = frame.f_back
-    return frame is not None and frame.f_code is _APPLY
+    return False
+
+
+def _forwards(function):
+    """The code of the forward pass of each class below one."""
+    for made in function.__subclasses__():
+        yield getattr(made.forward, "__code__", None)
+        yield from _forwards(made)

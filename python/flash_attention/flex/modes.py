@@ -48,6 +48,8 @@ class Functions(TorchFunctionMode):
             made = _of_number(recorder, function, args, kwargs or {})
             if made is not None:
                 return made
+        elif function is torch.Tensor.view_as and args[0] is args[1] and recorder.is_without_grad():
+            recorder.note_own_backward()  # so torch copies what a function of autograd returns as it was given
         elif name in _READS or (name == "__get__" and function.__self__.__name__ not in _DESCRIPTIONS):
             recorder.only_symbols = False
         return function(*args, **(kwargs or {}))

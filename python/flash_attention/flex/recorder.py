@@ -259,12 +259,19 @@ class Recorder:
     def is_symbolic(self, things):
         return any(isinstance(thing, torch.Tensor) and id(thing) in self._known for thing in things)
 
+    def is_without_grad(self):
+        """Whether it is the function, or torch below it, that has turned gradients off."""
+        return self._is_graded and not torch.is_grad_enabled()
+
+    def note_own_backward(self):
+        self.own_backward = self.own_backward or where_is_user()
+
     def held(self, result):
         """The result of an operation, or itself without a derivative where the function has no_grad."""
-        if torch.is_grad_enabled() or not self._is_graded:
+        if not self.is_without_grad():
             return result
         if in_a_function_of_autograd(Recorder.run):
-            self.own_backward = self.own_backward or where_is_user()
+            self.note_own_backward()
             return result
         if isinstance(result, list | tuple):
             return [self.held(part) for part in result]
