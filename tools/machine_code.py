@@ -1,13 +1,13 @@
 """The machine code of the kernels as text, to show that a rewrite of a source changes no instruction. Needs NVRTC, no GPU.
 
-    tools/machine_code.py list    --only backward/sm90      kernels of the compile tests, nothing is compiled
-    tools/machine_code.py record  --only backward/sm90      compiles them and puts their lines into the record
-    tools/machine_code.py compare --only backward/sm90      compiles them and compares them with the record
+    python tools/machine_code.py list    --only backward/sm90      kernels of the compile tests, nothing is compiled
+    python tools/machine_code.py record  --only backward/sm90      compiles them and puts their lines into the record
+    python tools/machine_code.py compare --only backward/sm90      compiles them and compares them with the record
 
-A kernel is found again by its place: the test that compiles it, the number of the plan in the test, the number of the launch
-in the plan. Its unit and its configuration may be renamed. The kernels are those of the tree. After a change of src/ or tests/
-build the tests first: `tools/build.sh release kernels_compile_test`. The cache keeps what was compiled, so a second run only
-compiles what has changed.
+A kernel is found again by its place: the test that compiles it, the number of the plan in the test, the number of the
+launch in the plan. Its unit and its configuration may be renamed. The kernels are those of the tree. After a change of
+src/ or tests/ build the tests first: `tools/build.sh release kernels_compile_test`. The cache keeps what was compiled, so
+a second run only compiles what has changed.
 """
 
 import argparse
