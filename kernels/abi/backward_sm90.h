@@ -45,15 +45,15 @@ constexpr int backward_sm90_shared_bytes(const BackwardConfig& config) {
   return l.tiles(l.warpgroups + config.num_stages) + dS + dQ + biases + l.tail_bytes(config.num_stages);
 }
 
-/// backward/sm90/wide.cuh keeps the first columns of K in registers, so many chunks, where they are many and no option that
-/// touches every score needs the registers.
+/// backward/sm90/wide/kernel.cuh keeps the first columns of K in registers, so many chunks, where they are many and no
+/// option that touches every score needs the registers.
 constexpr int backward_sm90_wide_register_chunks(const BackwardConfig& config) {
   const Features& f = config.features;
   const bool plain = !f.softcap && !f.bias && !f.alibi && !f.mask && !f.dropout && !f.score_program;
   return plain && BackwardSm90Layout(config).chunks > 2 ? 2 : 0;
 }
 
-/// backward/sm90/wide.cuh: K and V, the rings of Q (num_stages) and dO (two), P between the warpgroups.
+/// backward/sm90/wide/kernel.cuh: K and V, the rings of Q (num_stages) and dO (two), P between the warpgroups.
 constexpr int backward_sm90_wide_shared_bytes(const BackwardConfig& config) {
   const BackwardSm90Layout l(config);
   const int chunks = l.chunks * (1 + config.num_stages) - backward_sm90_wide_register_chunks(config) + l.chunks_v * 3;
@@ -69,7 +69,7 @@ constexpr int backward_sm90_columns_shared_bytes(const BackwardConfig& config, b
   return (l.chunks + (has_dP ? l.chunks_v : 1) + 2 + 2 * config.num_stages) * l.chunk_bytes + 2048;
 }
 
-/// backward/sm90/separate_dq.cuh: Q and dO of 128 queries, the ring of K and V.
+/// backward/sm90/separate_dq/kernel.cuh: Q and dO of 128 queries, the ring of K and V.
 constexpr int backward_sm90_dq_shared_bytes(const BackwardConfig& config) {
   const BackwardSm90Layout l(config);
   const int slot = (l.chunks > l.chunks_v ? l.chunks : l.chunks_v) * l.chunk_bytes;

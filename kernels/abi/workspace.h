@@ -20,7 +20,7 @@ enum class BackwardRegion : int { delta = 0 };
 /// Whole tiles of fp32: backward/query_sums.cuh.
 enum class BackwardSm80Region : int { dQ = 1 };
 
-/// Statistics and sums of padded rows: backward/sm90/shape.cuh.
+/// Statistics and sums of padded rows: backward/sm90/parts/shape.cuh.
 enum class BackwardSm90Region : int {
   lse2 = 1,
   delta = 2,
@@ -28,9 +28,9 @@ enum class BackwardSm90Region : int {
   tasks = 4,       // counters of tasks taken
   dK = 5,          // sums
   dV = 6,          // sums
-  order = 7,       // who may add next: backward/sm90/ordered_accumulate.cuh
+  order = 7,       // who may add next: backward/sm90/parts/ordered_accumulate.cuh
   mask_words = 7,  // mask/step_words.cuh; where masks choose there is no order
-  parts = 8        // of statistics: backward/sm90/statistics.cuh
+  parts = 8        // of statistics: backward/sm90/parts/statistics.cuh
 };
 
 /// Of each split of a row's keys: forward/sm90/parts.cuh. Words of the masks that all heads share: mask/words.cuh.

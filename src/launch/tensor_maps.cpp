@@ -174,7 +174,7 @@ TensorMaps mla_maps(const Problem& p, const Plan& plan, const Buffers& b) {
   return maps;
 }
 
-/// Slots: Map in kernels/backward/sm90/shape.cuh.
+/// Slots: Map in kernels/backward/sm90/parts/shape.cuh.
 TensorMaps backward_maps(const Problem& p, const Buffers& b) {
   const RowsOfTensor q = query_tensor(p, b.q, p.q_strides, p.head_dim), k = key_tensor(p, b.k, p.k_strides, p.head_dim),
                      v = key_tensor(p, b.v, p.v_strides, p.head_dim_v),

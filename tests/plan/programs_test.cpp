@@ -161,7 +161,8 @@ TEST(Programs, WordsForBackwardAreMadeOnce) {
     const bool made = plan.launches[1].unit == "mask/step_words";
     int readers = 0;
     for (const Launch& launch : plan.launches)
-      readers += to_source(launch.config).find(".step_words = true") != std::string::npos && launch.unit == "backward/sm90";
+      readers += to_source(launch.config).find(".step_words = true") != std::string::npos &&
+                 launch.unit == "backward/sm90/two_warpgroups";
     EXPECT_EQ(readers, made ? 1 : 0);
     return made;
   };

@@ -370,7 +370,7 @@ PLANTS = (
     ),
     Plant(
         "backward/sm90, wide: a program's slope does not reach dK",
-        "kernels/backward/sm90/wide.cuh",
+        "kernels/backward/sm90/wide/kernel.cuh",
         "constexpr bool has_slope = config.features.softcap || config.features.score_program;",
         "constexpr bool has_slope = config.features.softcap;",
         "kernels_emulated_test EmulatedSm90Programs.SlopesOfWideHeads",

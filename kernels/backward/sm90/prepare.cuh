@@ -10,9 +10,9 @@
 //
 // One block of 128 threads takes 64 rows of one head.
 
-#include "backward/sm90/ordered_accumulate.cuh"
-#include "backward/sm90/products.cuh"
-#include "backward/sm90/statistics.cuh"
+#include "backward/sm90/parts/ordered_accumulate.cuh"
+#include "backward/sm90/parts/products.cuh"
+#include "backward/sm90/parts/statistics.cuh"
 #include "ptx/launch.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/path.cuh"
@@ -30,8 +30,8 @@ struct RowTile {
 
   template <Features features>
   __device__ __forceinline__ static RowTile of_block(const AttentionArgs& args) {
-    // Backwards: prepare ends with what backward_sm90_kernel begins with, and convert begins with what that ended with, so
-    // that it is in L2.
+    // Backwards: prepare ends with what backward_sm90_two_warpgroups_kernel begins with, and convert begins with what that
+    // ended with, so that it is in L2.
     const int block_idx = static_cast<int>(gridDim.x - 1 - blockIdx.x);
     const auto block = tile::query_block(block_idx, tile::ceil_div(args.seq_q, tile_rows), args.heads_q);
     RowTile tile;

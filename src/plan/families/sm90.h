@@ -39,7 +39,7 @@ abi::ForwardConfig with_made_words(const Problem& problem, const abi::ForwardCon
 bool has_step_words(const Problem& problem, const abi::BackwardConfig& config);
 std::int64_t step_word_bytes(const Problem& problem);
 
-/// The padded layout of row statistics and dQ sums: padded_rows in kernels/backward/sm90/shape.cuh.
+/// The padded layout of row statistics and dQ sums: padded_rows in kernels/backward/sm90/parts/shape.cuh.
 constexpr std::int64_t sm90_padded_rows(std::int64_t total_q, std::int64_t batch) {
   return (total_q + 68 * batch + 3) / 4 * 4;
 }

@@ -16,7 +16,8 @@
 namespace flash_attention::plan {
 namespace {
 
-/// Heads whose gradients are made by two warpgroups with half of the columns each: kernels/backward/sm90/columns.cuh.
+/// Heads whose gradients are made by two warpgroups with half of the columns each:
+/// kernels/backward/sm90/columns/kernel.cuh.
 bool is_split_by_columns(const Problem& p) { return std::max(p.head_dim, p.head_dim_v) > 256; }
 
 std::string reject_backward(const Problem& p, const DeviceInfo& device) {
@@ -170,8 +171,8 @@ Plan lay_out_sm90_backward(const Problem& p, const DeviceInfo& device, bool whol
   } else {
     const bool three = structure.warpgroups == 3;
     add_launch(plan,
-               {.unit = three ? "backward/sm90/three_warpgroups" : "backward/sm90",
-                .entry = three ? "backward_sm90_three_warpgroups_kernel" : "backward_sm90_kernel",
+               {.unit = three ? "backward/sm90/three_warpgroups" : "backward/sm90/two_warpgroups",
+                .entry = three ? "backward_sm90_three_warpgroups_kernel" : "backward_sm90_two_warpgroups_kernel",
                 .config = source,
                 .block = config.num_warps * 32,
                 .shared_bytes = abi::backward_sm90_shared_bytes(config),

@@ -1,11 +1,11 @@
 #pragma once
 
-// What a warpgroup of backward/sm90/columns.cuh does besides softmax: its step's scores, P or dS for both warpgroups, its
-// columns of the gradient.
+// What a warpgroup of backward/sm90/columns/kernel.cuh does besides softmax: its step's scores, P or dS for both
+// warpgroups, its columns of the gradient.
 
 #include "backward/sm90/columns/storage.cuh"
-#include "backward/sm90/products.cuh"
-#include "backward/sm90/scores.cuh"
+#include "backward/sm90/parts/products.cuh"
+#include "backward/sm90/parts/scores.cuh"
 
 namespace flash_attention::backward_sm90 {
 

@@ -1,11 +1,11 @@
 #pragma once
 
-// The tasks of backward/sm90/columns.cuh, its shared memory, and the lane that loads.
+// The tasks of backward/sm90/columns/kernel.cuh, its shared memory, and the lane that loads.
 
 #include "abi/wide_stage.h"
-#include "backward/sm90/producer.cuh"
-#include "backward/sm90/scores.cuh"
-#include "backward/sm90/tile_scheduler.cuh"
+#include "backward/sm90/parts/producer.cuh"
+#include "backward/sm90/parts/schedule.cuh"
+#include "backward/sm90/parts/scores.cuh"
 #include "ptx/cluster.cuh"
 #include "ptx/tma.cuh"
 

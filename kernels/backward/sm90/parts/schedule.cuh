@@ -3,7 +3,7 @@
 // How the blocks of a persistent kernel share its tasks: a block's first task is its own index, later ones come from a
 // counter in the workspace (zeroed by backward_sm90_prepare), so that a block that was given less takes more.
 
-#include "backward/sm90/shape.cuh"
+#include "backward/sm90/parts/shape.cuh"
 #include "ptx/atomic.cuh"
 #include "ptx/path.cuh"
 #include "ptx/tma.cuh"

@@ -2,7 +2,7 @@
 
 // The shared memory of backward/sm90 for two and three warpgroups, and its named barriers.
 
-#include "backward/sm90/producer.cuh"
+#include "backward/sm90/parts/producer.cuh"
 
 namespace flash_attention::backward_sm90 {
 

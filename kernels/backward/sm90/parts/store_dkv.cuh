@@ -2,8 +2,8 @@
 
 // The end of a work tile of backward/sm90: dK and dV leave the registers, for their rows or for fp32 sums in memory.
 
-#include "backward/sm90/dq_exchange.cuh"
-#include "backward/sm90/ordered_accumulate.cuh"
+#include "backward/sm90/parts/dq_exchange.cuh"
+#include "backward/sm90/parts/ordered_accumulate.cuh"
 #include "backward/sm90/prepare.cuh"
 #include "backward/sm90/repair.cuh"
 #include "ptx/path.cuh"

@@ -1,10 +1,10 @@
 #pragma once
 
-// The shared memory of backward/sm90/wide.cuh, its work tiles, and the two lanes that load: K and Q, V and dO.
+// The shared memory of backward/sm90/wide/kernel.cuh, its work tiles, and the two lanes that load: K and Q, V and dO.
 
-#include "backward/sm90/producer.cuh"
-#include "backward/sm90/products.cuh"
-#include "backward/sm90/tile_scheduler.cuh"
+#include "backward/sm90/parts/producer.cuh"
+#include "backward/sm90/parts/products.cuh"
+#include "backward/sm90/parts/schedule.cuh"
 #include "ptx/tma.cuh"
 
 namespace flash_attention::backward_sm90 {

@@ -4,7 +4,7 @@
 // queries, which it reads by ldmatrix (ScoreMath::read_bias). Threads that load their own read half a sector of eight lines
 // with each instruction, and the cache that answers them is the memory that the products read.
 
-#include "backward/sm90/shape.cuh"
+#include "backward/sm90/parts/shape.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/tma.cuh"
 
@@ -54,7 +54,8 @@ __device__ __forceinline__ void release_biases(Storage& shared, int stage) {
 template <BackwardConfig config>
 struct BiasTiles {};
 template <BackwardConfig config>
-requires(config.bias_boxes) struct BiasTiles<config> {
+  requires(config.bias_boxes)
+struct BiasTiles<config> {
   alignas(1024) unsigned short biases[Shape<config>::stages][Shape<config>::warpgroups][chunk_elements];
 };
 

@@ -13,10 +13,10 @@
 // The first task is the index of the block, later ones come from a counter in the workspace. The producer runs ahead:
 // queries of the next task are loaded under the last products of this one.
 
-#include "backward/sm90/bias_boxes.cuh"
-#include "backward/sm90/statistics.cuh"
-#include "backward/sm90/step_list.cuh"
-#include "backward/sm90/tile_scheduler.cuh"
+#include "backward/sm90/parts/bias_tiles.cuh"
+#include "backward/sm90/parts/schedule.cuh"
+#include "backward/sm90/parts/statistics.cuh"
+#include "backward/sm90/parts/step_list.cuh"
 #include "ptx/fence.cuh"
 #include "ptx/launch.cuh"
 #include "ptx/path.cuh"

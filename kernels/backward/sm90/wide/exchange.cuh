@@ -3,8 +3,8 @@
 // What the two warpgroups of the kernel for wide heads share: the stages of Q and dO, and the stages of P, which one writes
 // and the other reads.
 
-#include "backward/sm90/scores.cuh"
-#include "backward/sm90/wide_producer.cuh"
+#include "backward/sm90/parts/scores.cuh"
+#include "backward/sm90/wide/producer.cuh"
 #include "ptx/registers.cuh"
 #include "ptx/warp.cuh"
 

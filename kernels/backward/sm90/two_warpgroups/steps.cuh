@@ -7,7 +7,7 @@
 //     dV += P dO                                        make_operands
 //     dK += dS Q                                        use_dS
 
-#include "backward/sm90/epilogue.cuh"
+#include "backward/sm90/parts/store_dkv.cuh"
 
 namespace flash_attention::backward_sm90 {
 

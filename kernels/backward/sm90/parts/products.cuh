@@ -3,7 +3,7 @@
 // What the kernels of backward/sm90 share: products of tiles in shared memory, rows that must not be multiplied, the way of
 // a gradient from registers to its tensor.
 
-#include "backward/sm90/shape.cuh"
+#include "backward/sm90/parts/shape.cuh"
 #include "ptx/barrier.cuh"
 #include "ptx/fence.cuh"
 #include "ptx/matrix_store.cuh"

@@ -19,7 +19,7 @@
 // All parts are finite, so that times 0 they are 0. A row whose statistic is not finite or too large has parts of 0; its
 // tile is flagged, and threads subtract what is missing.
 
-#include "backward/sm90/shape.cuh"
+#include "backward/sm90/parts/shape.cuh"
 #include "ptx/tma.cuh"
 
 namespace flash_attention::backward_sm90 {

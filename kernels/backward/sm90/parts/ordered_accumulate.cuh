@@ -13,7 +13,7 @@
 // If the heads of a group are split between tasks (gqa_split), each 16 keys (those of a warp) have such a counter for dK
 // and dV: it names the split that accumulates next, from the first one on.
 
-#include "backward/sm90/shape.cuh"
+#include "backward/sm90/parts/shape.cuh"
 #include "ptx/atomic.cuh"
 #include "ptx/fence.cuh"
 #include "ptx/tma.cuh"

@@ -3,8 +3,8 @@
 // The work tiles of the separate dQ kernel, its shared memory, the two lanes that load (Q and K, dO and V), and what makes
 // K safe to multiply.
 
-#include "backward/sm90/products.cuh"
-#include "backward/sm90/tile_scheduler.cuh"
+#include "backward/sm90/parts/products.cuh"
+#include "backward/sm90/parts/schedule.cuh"
 #include "ptx/barrier.cuh"
 #include "ptx/fence.cuh"
 #include "ptx/tma.cuh"

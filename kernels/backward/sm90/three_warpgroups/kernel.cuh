@@ -1,8 +1,8 @@
 #pragma once
 
 // Attention backward for sm_90 (Hopper) with three warpgroups of 64 keys: head dimensions up to 64, scores without options.
-// It computes what backward/sm90/kernel.cuh does, from the same parts; the step differs, because a thread has 160
-// registers:
+// It computes what backward/sm90/two_warpgroups/kernel.cuh does, from the same parts; the step differs, because a thread
+// has 160 registers:
 //
 //     S^T = K Q^T, dP^T = V dO^T                                 both are waited for: the other warpgroups fill the gap
 //     P^T = 2^(S^T - lse2), dS^T = P^T (dP^T - delta)            in one pass, in place: P is not kept in fp32
@@ -14,7 +14,7 @@
 // A load from shared memory takes long under the products' reads. What is the same in all steps of a task and all lanes of
 // a warp comes through a shuffle: the compiler then keeps it in uniform registers, of which there are enough.
 
-#include "backward/sm90/kernel.cuh"
+#include "backward/sm90/two_warpgroups/kernel.cuh"
 #include "ptx/path.cuh"
 
 namespace flash_attention {
@@ -236,9 +236,8 @@ __device__ __forceinline__ void backward_sm90_three_warpgroups_kernel(const abi:
   ptx::path<"backward/sm90 three warpgroups">();
   using namespace backward_sm90;
   static_assert(Shape<config>::warpgroups == 3);
-  run_block<config>(args, [&](SharedStorage<config>& shared, int warpgroup) {
-    ThreeConsumer<config>{args, shared, warpgroup}.run();
-  });
+  run_block<config>(
+      args, [&](SharedStorage<config>& shared, int warpgroup) { ThreeConsumer<config>{args, shared, warpgroup}.run(); });
 }
 
 }  // namespace flash_attention

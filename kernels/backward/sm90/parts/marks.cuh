@@ -6,7 +6,7 @@
 // for dQ). Thread t of a warpgroup holds, in register i (ptx/wgmma.cuh), row 16 (t / 32) + lane / 4 + 8 ((i / 2) % 2) and
 // column 8 (i / 4) + 2 (lane % 4) + i % 2.
 
-#include "backward/sm90/shape.cuh"
+#include "backward/sm90/parts/shape.cuh"
 #include "mask/step_words.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/warp.cuh"

@@ -3,7 +3,7 @@
 // Which steps a task of backward/sm90 has if masks choose: the query tiles that see something of its keys, head after
 // head. It is in shared memory with its task: the producer warp has few registers.
 
-#include "backward/sm90/shape.cuh"
+#include "backward/sm90/parts/shape.cuh"
 #include "ptx/bits.cuh"
 
 namespace flash_attention::backward_sm90 {

@@ -6,7 +6,7 @@
 //       for each step (query head, query tile):
 //         P, dS, dV += P dO, dK += dS Q                     steps.cuh
 //         every second step: dQ = dS K                      make_dQ (dq_exchange.cuh)
-//       dK and dV to memory                                 epilogue.cuh
+//       dK and dV to memory                                 store_dkv.cuh
 //
 // S::software_pipelined: the products of a step are issued under the softmax of its neighbour. Two steps an iteration, a,
 // whose dQ this warpgroup makes, and b = a + 1 (run_step_pairs):
@@ -16,7 +16,7 @@
 //                        dQ(a) = dS(a) K, staged while S(a + 2) runs
 //                        P(a + 2), dS(a + 2);  dV += P(a + 2) dO;  dS(a + 2) sent
 
-#include "backward/sm90/steps.cuh"
+#include "backward/sm90/two_warpgroups/steps.cuh"
 
 namespace flash_attention::backward_sm90 {
 

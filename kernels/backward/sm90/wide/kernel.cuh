@@ -11,11 +11,12 @@
 //         warpgroup 1, make_dK:   dP^T = V dO^T    dS^T = P^T (dP^T - delta)     dK += dS^T Q
 //       dV, dK * scale -> global
 //
-// P goes from one to the other through shared memory, in the order of the registers. dQ is backward/sm90/separate_dq.cuh's.
+// P goes from one to the other through shared memory, in the order of the registers. dQ is
+// backward/sm90/separate_dq/kernel.cuh's.
 //
 // Each warpgroup issues the first product of a step before the last of the previous one, and computes while that runs.
 
-#include "backward/sm90/wide_exchange.cuh"
+#include "backward/sm90/wide/exchange.cuh"
 #include "ptx/path.cuh"
 #include "ptx/registers.cuh"
 #include "ptx/warp.cuh"

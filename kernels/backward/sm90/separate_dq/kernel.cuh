@@ -15,10 +15,10 @@
 // while the others run. V of a tile is free when dP is complete. A block takes one work tile after another; Q and dO of the
 // next are loaded while dQ of this one is completed and stored.
 
+#include "backward/sm90/parts/products.cuh"
+#include "backward/sm90/parts/scores.cuh"
 #include "backward/sm90/prepare.cuh"
-#include "backward/sm90/products.cuh"
-#include "backward/sm90/scores.cuh"
-#include "backward/sm90/separate_dq_producer.cuh"
+#include "backward/sm90/separate_dq/producer.cuh"
 #include "ptx/path.cuh"
 #include "ptx/registers.cuh"
 
@@ -137,18 +137,14 @@ struct QueryConsumer : QueryKeys<config> {
       ptx::wgmma_pin(scores);
       if constexpr (!asks_early) math.mark(marks);
       math.probabilities(
-          scores, marks,
-          [&](int i) {
-            return typename Math::Pair{lse2[Math::row_of(i)], lse2[Math::row_of(i)]};
-          },
+          scores, marks, [&](int i) { return typename Math::Pair{lse2[Math::row_of(i)], lse2[Math::row_of(i)]}; },
           [](int, float, float) {});
       if constexpr (late_dP) issue_dP(tile, ptx::registers_fresh(0));
       ptx::wgmma_wait<0>();  // dP is complete
       ptx::wgmma_pin(dP);
       release(shared.V_empty[state_V(tile).stage]);
-      math.gradients(scores, dP, marks, [&](int i) {
-        return typename Math::Pair{delta[Math::row_of(i)], delta[Math::row_of(i)]};
-      });
+      math.gradients(scores, dP, marks,
+                     [&](int i) { return typename Math::Pair{delta[Math::row_of(i)], delta[Math::row_of(i)]}; });
       Math::pack(dP, dS);
       ptx::wgmma_pin(dS);
       if (math.edge) zero_nonfinite_keys(state_K(tile).stage, score.visible_kv - math.kv_begin);
@@ -221,9 +217,8 @@ __device__ __forceinline__ void backward_sm90_separate_dq_kernel(const abi::Atte
       QueryProducer<config, Shape<config>::chunks, Storage::stages_K> producer{
           args,          shared.Q,       shared.Q_full, shared.Q_empty, map_Q,          shared.K,
           shared.K_full, shared.K_empty, map_K,         shared.K_place, shared.lists[0]};
-      shared.tasks.produce(workspace<unsigned>(args, Region::tasks) + counter_queries, num_tasks, [&](int task_idx) {
-        producer.load({args, task_idx});
-      });
+      shared.tasks.produce(workspace<unsigned>(args, Region::tasks) + counter_queries, num_tasks,
+                           [&](int task_idx) { producer.load({args, task_idx}); });
     }
     if (threadIdx.x == 32) {
       QueryProducer<config, Shape<config>::chunks_v, Storage::stages_V> producer{

@@ -15,19 +15,19 @@
 // dQ by one warpgroup lets the other run ahead: the warpgroups drift apart, and one's exponentials hide under another's
 // products. dK and dV of a key head are complete in the block, unless the heads of a group are split between tasks: then
 // they are summed in memory, too (key_sums). How dQ is summed is DqMode: in any order, in one order
-// (ordered_accumulate.cuh), by a second kernel (separate_dq.cuh), or, where one tile has all keys, not at all.
+// (ordered_accumulate.cuh), by a second kernel (separate_dq/kernel.cuh), or, where one tile has all keys, not at all.
 //
 // Words: a task is a tile of keys with its query heads; a step is one query tile of one of these heads. The owner of a step
 // is the warpgroup that makes its dQ. Its sender, a warp of the producer's warpgroup, adds dQ to the sums in memory.
 //
 // Where to read on: prepare.cuh before, repair.cuh after this kernel; in it producer.cuh loads, consumer.cuh is the loop
 // above, steps.cuh one step of it, scores.cuh the softmax, statistics.cuh what products take over of it, dq_exchange.cuh
-// its last line, epilogue.cuh stores dK and dV. A consumer is built of these in layers, each a base of the one before:
-// Consumer, Steps, Epilogue, DqExchange. Other structures of the same loop: three_warpgroups.cuh (192 keys), wide.cuh (to
-// 256 columns), columns.cuh (more). shape.cuh has the sizes.
+// its last line, store_dkv.cuh stores dK and dV. A consumer is built of these in layers, each a base of the one before:
+// Consumer, Steps, Epilogue, DqExchange. Other structures of the same loop: three_warpgroups/kernel.cuh (192 keys), wide/kernel.cuh (to
+// 256 columns), columns/kernel.cuh (more). shape.cuh has the sizes.
 
-#include "backward/sm90/consumer.cuh"
-#include "backward/sm90/ordered_accumulate.cuh"
+#include "backward/sm90/parts/ordered_accumulate.cuh"
+#include "backward/sm90/two_warpgroups/consumer.cuh"
 #include "ptx/path.cuh"
 #include "ptx/tma.cuh"
 
@@ -113,7 +113,7 @@ __device__ __forceinline__ void run_block(const AttentionArgs& args, Run run) {
 }  // namespace backward_sm90
 
 template <abi::BackwardConfig config>
-__device__ __forceinline__ void backward_sm90_kernel(const abi::AttentionArgs& args) {
+__device__ __forceinline__ void backward_sm90_two_warpgroups_kernel(const abi::AttentionArgs& args) {
   ptx::path<"backward/sm90 two warpgroups">();
   using namespace backward_sm90;
   static_assert(Shape<config>::warpgroups == 2);

@@ -2,7 +2,7 @@
 
 // From the products S = Q K^T and dP = dO V^T of a tile, in registers, to P and dS: options, mask, dropout.
 
-#include "backward/sm90/marks.cuh"
+#include "backward/sm90/parts/marks.cuh"
 #include "ptx/matrix.cuh"
 #include "ptx/registers.cuh"
 #include "tile/bias_pairs.cuh"

@@ -7,9 +7,9 @@
 //     the owner:         dQ = dS K, to the staging buffer  make_dQ
 //     its sender:        dQ += to the sums in memory       kernel.cuh
 
-#include "backward/sm90/products.cuh"
-#include "backward/sm90/scores.cuh"
-#include "backward/sm90/storage.cuh"
+#include "backward/sm90/parts/products.cuh"
+#include "backward/sm90/parts/scores.cuh"
+#include "backward/sm90/parts/storage.cuh"
 #include "ptx/barrier.cuh"
 #include "ptx/fence.cuh"
 #include "ptx/matrix_store.cuh"
