@@ -1,6 +1,6 @@
-// What a repeated call costs on the host besides the driver's own launch: forward() on a GPU whose driver is a stand-in
-// that does nothing. Prints nanoseconds per call: the median of 31 batches of 10000 calls, and the fastest and slowest
-// batch.
+// What calls cost on the host. Of a repeated call all but the driver's own launch: forward() on a GPU whose driver is a
+// stand-in that does nothing. Of a new problem its plan. Prints nanoseconds: the median of 31 batches of 10000 calls or
+// 1000 plans, and the fastest and slowest batch.
 #include <stdlib.h>
 #include <time.h>
 
@@ -53,6 +53,45 @@ v21 = eq v19 v20
 v22 = and v18 v21
 visible = v22)";
 
+template <class Call>
+void measure_batches(const char* name, int calls, const char* unit, const Call& call) {
+  std::vector<double> batches;
+  for (int batch = 0; batch < 31; ++batch) {
+    const double start = thread_nanoseconds();
+    for (int i = 0; i < calls; ++i) call();
+    batches.push_back((thread_nanoseconds() - start) / calls);
+  }
+  std::ranges::sort(batches);
+  std::printf("%-32s %8.0f ns a %s (%.0f to %.0f)\n", name, batches[batches.size() / 2], unit, batches.front(),
+              batches.back());
+}
+
+void measure_plan(const char* name, const Problem& problem, Pass pass, const DeviceInfo& device) {
+  std::size_t launches = 0;
+  measure_batches(name, 1000, "plan", [&] { launches += make_plan(problem, pass, device).launches.size(); });
+}
+
+void measure_plans(const Problem& problem) {
+  const DeviceInfo h200 = typical_gpu(90), a100 = typical_gpu(80);
+  const DeviceInfo cpu{.name = "CPU", .isa = CpuIsa::avx512, .threads = 16, .core_cache_bytes = 1 << 20};
+  Problem decode = problem;
+  decode.seq_q = 1, decode.seq_kv = 4096, decode.heads_kv = 4;
+  decode.seqused_kv = true, decode.page_size = 64, decode.num_pages = 1024, decode.page_table_stride = 64;
+  Problem packed = problem;
+  packed.packed = true, packed.total_q = packed.total_kv = 1500;
+  Problem program = problem;
+  program.causal = false, program.program = images, program.program_sizes[0][0] = 1024;
+  measure_plan("forward, sm_90", problem, Pass::forward, h200);
+  measure_plan("backward, sm_90", problem, Pass::backward, h200);
+  measure_plan("packed forward, sm_90", packed, Pass::forward, h200);
+  measure_plan("packed backward, sm_90", packed, Pass::backward, h200);
+  measure_plan("paged decode, sm_90", decode, Pass::forward, h200);
+  measure_plan("paged decode, sm_80", decode, Pass::forward, a100);
+  measure_plan("backward, sm_80", problem, Pass::backward, a100);
+  measure_plan("mask program, forward, sm_90", program, Pass::forward, h200);
+  measure_plan("paged decode, CPU", decode, Pass::forward, cpu);
+}
+
 void measure(const char* name, const Problem& problem, std::string_view kernel, Pass pass = Pass::forward) {
   Options options{
       .device = {DeviceKind::cuda, 0, 0}, .stream = reinterpret_cast<void*>(testing::fake_stream_of(0)), .kernel = kernel};
@@ -69,15 +108,7 @@ void measure(const char* name, const Problem& problem, std::string_view kernel, 
   };
   run();
 
-  constexpr int calls = 10000;
-  std::vector<double> batches;
-  for (int batch = 0; batch < 31; ++batch) {
-    const double start = thread_nanoseconds();
-    for (int i = 0; i < calls; ++i) run();
-    batches.push_back((thread_nanoseconds() - start) / calls);
-  }
-  std::ranges::sort(batches);
-  std::printf("%-32s %8.0f ns a call (%.0f to %.0f)\n", name, batches[batches.size() / 2], batches.front(), batches.back());
+  measure_batches(name, 10000, "call", run);
 }
 
 }  // namespace
@@ -105,4 +136,5 @@ int main() {
   program.program_sizes[0][0] = 1024;
   measure("a mask program of 25 lines", program, "");
   measure("its backward pass", program, "", Pass::backward);
+  measure_plans(problem);
 }
