@@ -14,6 +14,12 @@ def padded(q, k, v, *, scale=None, return_lse=False, packed=None, **options):
     return _padded(function, q, k, v, scale, return_lse, **(packed or {}), **options)
 
 
+def padded_narrow(q, k, v, **options):
+    """padded(), or padded_cache() for keys and values of 8 bits under queries that are not."""
+    narrow = k.element_size() == 1 and q.element_size() > 1
+    return padded_cache(q, k, v, **options) if narrow else padded(q, k, v, **options)
+
+
 def padded_cache(q, k, v, *, scale=None, return_lse=False, out=None, **options):
     """attention_over_cache() in the same way."""
     from flash_attention.torch_cache import attention_over_cache, check_out

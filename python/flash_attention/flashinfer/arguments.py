@@ -59,20 +59,21 @@ def scale_of(head_dim, sm_scale, q_scale=None, k_scale=None):
     return scale
 
 
-def finish(out, lse, v_scale, into, lse_into, return_lse):
-    """FlashInfer's results from out and the natural lse, a row for each token; written to `into`, `lse_into` if given."""
+def finish(out, lse, v_scale, into, lse_into, return_lse, base=2):
+    """FlashInfer's results from out and the natural lse (None if nobody wants it), a row for each token; written to `into`,
+    `lse_into` if given. base: of the logarithm, 2 or math.e."""
     if v_scale is not None and not (isinstance(v_scale, float) and v_scale == 1.0):
         out = (out * v_scale).to(out.dtype)
     if into is not None:
         _check_into("out", into, out.shape, out.device)
         out = into.copy_(out)
-    if not return_lse:
+    if lse is None:
         return out
-    lse = lse / LN_2
+    lse = lse / math.log(base)
     if lse_into is not None:
         _check_into("lse", lse_into, lse.shape, lse.device)
         lse = lse_into.copy_(lse)
-    return out, lse
+    return (out, lse) if return_lse else out
 
 
 def direct(out, q, v, v_scale):

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flash_attention.arguments.head_dim import padded, padded_cache
+from flash_attention.arguments.head_dim import padded_cache, padded_narrow
 from flash_attention.flashinfer.arguments import check_heads, direct, finish, nhd, refuse_given, scale_of, split_cache
 from flash_attention.flashinfer.plan import Tables
 from flash_attention.flashinfer.positions import Positions
@@ -38,8 +38,8 @@ def single_decode_with_kv_cache(
     if q.dim() != 2:
         raise ValueError(f"q: got shape {list(q.shape)}; expected [num_qo_heads, head_dim]")
     k, v = (nhd(name, tensor, kv_layout) for name, tensor in (("k", k), ("v", v)))
-    q, k = positions.rotated(q[None], k)
-    out, lse = padded(
+    q, k, v = positions.rotated(q[None], k, v)
+    out, lse = padded_narrow(
         q[None],
         k[None],
         v[None],
@@ -168,6 +168,7 @@ class BatchDecodeWithPagedKVCacheWrapper:
             refuse_given(skip_softmax_threshold_scale_factor=skip_softmax_threshold_scale_factor, kv_cache_sf=kv_cache_sf)
         if args:
             raise NotImplementedError(f"run: got {len(args)} more positional arguments, which are those of jit_args")
+        with_lse = return_lse or lse is not None  # lse= is written in any case
         options = self._options
         tokens = options["q_len_per_req"] if q_len_per_req is None else q_len_per_req
         heads_q, heads_kv, head_dim = self._heads
@@ -191,11 +192,11 @@ class BatchDecodeWithPagedKVCacheWrapper:
             softcap=options["logits_soft_cap"] or 0.0,
             window=(options["window_left"] if window_left is None else window_left, options["window_right"]),
             invariant=options["fixed_split_size"] is not None,
-            return_lse=return_lse,
+            return_lse=with_lse,
             out=None if place is None else place.unflatten(0, (-1, tokens)),
         )
-        found, natural = found if return_lse else (found, None)
-        natural = natural.transpose(1, 2).flatten(0, 1) if return_lse else None
+        found, natural = found if with_lse else (found, None)
+        natural = natural.transpose(1, 2).flatten(0, 1) if with_lse else None
         if place is not None:
             return finish(place, natural, None, None, lse, return_lse)
         return finish(found.flatten(0, 1), natural, v_scale, out, lse, return_lse)

@@ -1,5 +1,6 @@
 """FlashInfer's multi-head latent attention over pages."""
 
+import math
 from typing import Any
 
 import torch
@@ -7,7 +8,7 @@ from torch import Tensor
 
 from flash_attention.arguments.tables import check_integers, check_range, check_starts
 from flash_attention.flashinfer.arguments import finish, refuse_given
-from flash_attention.flashinfer.page import rectangle, table_width
+from flash_attention.flashinfer.page import rectangle, table_over, table_width
 from flash_attention.torch_cache import attention_over_cache
 
 
@@ -70,9 +71,11 @@ class BatchMLAPagedAttentionWrapper:
             )
         check_starts("qo_indptr", qo_indptr, None)
         check_integers("kv_indices", kv_indices, ("pages",))
-        check_starts("kv_indptr", kv_indptr, len(kv_indices))
         batch = len(qo_indptr) - 1
-        check_integers("kv_indptr", kv_indptr, (batch + 1,))
+        check_integers("kv_indptr", kv_indptr, ("batch + 1",))
+        if len(kv_indptr) < batch + 1:
+            raise ValueError(f"kv_indptr: got {len(kv_indptr)} entries; expected {batch + 1} at least, as qo_indptr has")
+        kv_indptr = check_starts("kv_indptr", kv_indptr[: batch + 1], len(kv_indices))  # what follows belongs to nobody
         check_integers("kv_len_arr", kv_len_arr, (batch,))
         if not kv_indptr.is_cuda and not kv_len_arr.is_cuda:
             _check_room(kv_len_arr, kv_indptr.diff() * page_size)
@@ -137,24 +140,23 @@ class BatchMLAPagedAttentionWrapper:
         latent = q_pe.shape[-1] > 0
         q = torch.cat((q_nope, q_pe), dim=-1) if latent else q_nope
         values = ckv_cache[:, :, None]
-        found, natural = attention_over_cache(
+        with_lse = return_lse or lse is not None  # lse= is written in any case
+        found = attention_over_cache(
             q,
             kpe_cache[:, :, None] if latent else values,
             values,
-            page_table=self._table,
+            page_table=table_over(self._table, values),
             seqused_kv=self._lengths,
             cu_seqlens_q=self._starts,
             max_seqlen_q=self._tokens,
             k_scale=kpe_scale if latent else ckv_scale,
             v_scale=ckv_scale,
             latent=latent,
-            return_lse=True,
+            return_lse=with_lse,
             **self._options,
         )
-        if return_lse and return_lse_base_on_e:
-            out = finish(found, None, None, out, None, False)
-            return out, natural.T if lse is None else lse.copy_(natural.T)
-        return finish(found, natural.T, None, out, lse, return_lse)
+        found, natural = (found[0], found[1].T) if with_lse else (found, None)
+        return finish(found, natural, None, out, lse, return_lse, math.e if return_lse_base_on_e else 2)
 
     def _check(self, q_nope, q_pe, ckv_cache, kpe_cache):
         heads, ckv, kpe, page_size = self._shape

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from flash_attention.append import append_kv
-from flash_attention.arguments.tables import check_integers, check_range, check_starts
+from flash_attention.arguments.tables import as_int32, check_integers, check_range, check_starts
 from flash_attention.flashinfer.arguments import split_cache
 
 _MOST_ENTRIES = 1 << 22  # of a table that is made wider than it need be, so that nothing waits for the GPU: 16 MB
@@ -27,8 +27,8 @@ def get_batch_indices_positions(
 
     seq_lens counts the new tokens too. Tokens behind the last of append_indptr belong to none: -1.
     """
-    check_starts("append_indptr", append_indptr, nnz)
-    check_integers("seq_lens", seq_lens, (len(append_indptr) - 1,), append_indptr.device)
+    append_indptr = check_starts("append_indptr", as_int32("append_indptr", append_indptr, ("batch + 1",)), nnz)
+    seq_lens = as_int32("seq_lens", seq_lens, (len(append_indptr) - 1,), append_indptr.device)
     token = torch.arange(nnz, dtype=torch.int32, device=append_indptr.device)
     sequence = torch.searchsorted(append_indptr[1:].contiguous(), token, right=True, out_int32=True)
     known = sequence < len(seq_lens)
@@ -114,6 +114,11 @@ def table_width(indptr, indices):
     if indptr.is_cuda and batch * len(indices) <= _MOST_ENTRIES:
         return len(indices)
     return int(indptr.diff().max())
+
+
+def table_over(table, pages):
+    """The table as the kernels take it: no columns over a cache without pages, however wide that of a graph is."""
+    return table if len(pages) else table[:, :0]
 
 
 def rectangle(indptr, indices, width, behind=None):

@@ -4,7 +4,7 @@ import torch
 
 from flash_attention.arguments.tables import check_integers, check_range
 from flash_attention.flashinfer.arguments import check_layout
-from flash_attention.flashinfer.page import check_table, get_seq_lens, rectangle, table_width
+from flash_attention.flashinfer.page import check_table, get_seq_lens, rectangle, table_over, table_width
 
 
 class Tables:
@@ -62,7 +62,7 @@ class Tables:
             )
         if pages.device != self.device:
             raise ValueError(f"paged_kv_cache: is on {pages.device}; expected {self.device}, as float_workspace_buffer")
-        return self.table, self.lengths
+        return table_over(self.table, pages), self.lengths
 
     def _checked_lengths(self, seq_lens, batch):
         check_integers("seq_lens", seq_lens.flatten(), (batch,))

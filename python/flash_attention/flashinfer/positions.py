@@ -30,12 +30,14 @@ class Positions:
         """alibi_slopes of the kernels, None where there are none."""
         return alibi_slopes(heads).to(device) if self.mode == "ALIBI" else None
 
-    def rotated(self, q, k):
-        """q [qo_len, heads, dim] and k [kv_len, heads, dim] of one sequence, the last query at the last key."""
+    def rotated(self, q, k, v):
+        """(q, k, v) with q [qo_len, heads, dim] and k [kv_len, heads, dim] of one sequence rotated, the last query at the
+        last key."""
         if self.mode != "ROPE_LLAMA":
-            return q, k
+            return q, k, v
         of_q = torch.arange(len(k) - len(q), len(k), device=q.device)
-        return self._turn(q, of_q), self._turn(k, torch.arange(len(k), device=q.device))
+        k, v = _widened(q, k, v)
+        return self._turn(q, of_q), self._turn(k, torch.arange(len(k), device=q.device)), v
 
     def over_pages(self, q, k, v, table, lengths, starts=None):
         """(q, k, v, table) with q and the keys of the table's pages rotated.
@@ -54,7 +56,8 @@ class Positions:
             tokens = torch.arange(len(q), device=q.device)
             sequence = (torch.searchsorted(starts.long(), tokens, right=True) - 1).clamp(max=batch - 1)
             first = lengths[sequence] - starts[sequence + 1] + tokens
-        return self._turn(q, first), self._turn(k[rows], places), v[rows], own
+        k, v = _widened(q, k[rows], v[rows])
+        return self._turn(q, first), self._turn(k, places), v, own
 
     def _turn(self, x, places):
         """x [..., heads, dim] by its places [...]: pairs are (i, i + dim / 2)."""
@@ -64,6 +67,11 @@ class Positions:
         cos, sin = angles.cos().float(), angles.sin().float()
         first, second = x[..., :half].float(), x[..., half:].float()
         return torch.cat((first * cos - second * sin, first * sin + second * cos), -1).to(x.dtype)
+
+
+def _widened(q, k, v):
+    """Keys and values of 8 bits in the type of q, which holds every code: rotated keys would be rounded to codes again."""
+    return (k.to(q.dtype), v.to(q.dtype)) if k.element_size() == 1 and q.element_size() > 1 else (k, v)
 
 
 def alibi_slopes(heads):

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flash_attention.arguments.head_dim import padded, padded_cache
+from flash_attention.arguments.head_dim import padded_cache, padded_narrow
 from flash_attention.arguments.tables import check_starts
 from flash_attention.flashinfer.arguments import check_heads, direct, finish, nhd, refuse_given, scale_of, split_cache
 from flash_attention.flashinfer.masks import mask_of_batch, unpacked
@@ -55,8 +55,8 @@ def single_prefill_with_kv_cache(
         mask = unpacked(packed_custom_mask, q.shape[0] * k.shape[0]).view(q.shape[0], k.shape[0])
     if mask is not None and tuple(mask.shape) != (q.shape[0], k.shape[0]):
         raise ValueError(f"custom_mask: got shape {list(mask.shape)}; expected {[q.shape[0], k.shape[0]]}")
-    q, k = positions.rotated(q, k)
-    out, lse = padded(
+    q, k, v = positions.rotated(q, k, v)
+    out, lse = padded_narrow(
         q[None],
         k[None],
         v[None],
@@ -64,7 +64,7 @@ def single_prefill_with_kv_cache(
         softcap=logits_soft_cap or 0.0,
         causal=causal and mask is None,
         window=(window_left, -1),
-        mask=None if mask is None else mask.bool(),
+        mask=None if mask is None else mask.bool()[None, None],
         alibi_slopes=positions.slopes(q.shape[1], q.device),
         return_lse=True,
     )
@@ -224,6 +224,7 @@ class BatchPrefillWithPagedKVCacheWrapper:
             skip_softmax_threshold_scale_factor=skip_softmax_threshold_scale_factor,
             uses_spcompress=uses_spcompress,
         )
+        with_lse = return_lse or lse is not None  # lse= is written in any case
         options = self._options
         heads_q, heads_kv, head_dim = self._heads
         if q.dim() != 3 or list(q.shape[1:]) != [heads_q, head_dim]:
@@ -248,11 +249,11 @@ class BatchPrefillWithPagedKVCacheWrapper:
             causal=options["causal"],
             window=(options["window_left"] if window_left is None else window_left, -1),
             invariant=self._invariant,
-            return_lse=return_lse,
+            return_lse=with_lse,
             out=place,
         )
-        found, natural = found if return_lse else (found, None)
-        natural = natural.transpose(0, 1) if return_lse else None
+        found, natural = found if with_lse else (found, None)
+        natural = natural.transpose(0, 1) if with_lse else None
         if place is not None:
             return finish(place, natural, None, None, lse, return_lse)
         return finish(found, natural, v_scale, out, lse, return_lse)

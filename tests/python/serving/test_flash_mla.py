@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 from flash_attention import attention_over_cache, flash_attn_3, flash_mla
-from flash_attention.flashinfer import BatchMLAPagedAttentionWrapper
+from flash_attention.flashinfer import BatchDecodeWithPagedKVCacheWrapper, BatchMLAPagedAttentionWrapper
 
 CLOSE = {torch.float32: {"atol": 2e-5, "rtol": 2e-4}, torch.bfloat16: {"atol": 1e-2, "rtol": 2e-2}}
 
@@ -243,3 +243,45 @@ def test_refusals(changed, message):
     }
     with pytest.raises((ValueError, NotImplementedError), match=message):
         flash_mla.flash_mla_with_kvcache(**{**call, **changed})
+
+
+def planned(wrapper, kv_indptr, indices, lengths, page=1):
+    to = lambda x: torch.tensor(x, dtype=torch.int32, device=wrapper.device)  # noqa: E731
+    wrapper.plan(
+        to([0, 1, 2]), to(kv_indptr), to(indices), to(lengths), 16, 64, 16, page, False, 0.07, torch.float32, torch.float32
+    )
+    return wrapper
+
+
+def test_flashinfers_wrapper_writes_lse_where_it_is_given(device):
+    ckv, kpe = torch.randn(6, 1, 64, device=device), torch.randn(6, 1, 16, device=device)
+    q, pe = torch.randn(2, 16, 64, device=device), torch.randn(2, 16, 16, device=device)
+    wrapper = BatchMLAPagedAttentionWrapper(torch.empty(1, device=device))
+    planned(wrapper, [0, 2, 6, 9], [3, 0, 1, 2, 5, 4], [2, 4])  # surplus entries of kv_indptr belong to nobody
+    for natural, base in ((False, 2.0), (True, math.e)):
+        out, lse = torch.empty_like(q), torch.full((2, 16), 7.0, device=device)
+        assert wrapper.run(q, pe, ckv, kpe, out=out, lse=lse, return_lse_base_on_e=natural) is out
+        for b, pages in enumerate(([3, 0], [1, 2, 5, 4])):
+            keys = torch.cat((ckv[pages, 0], kpe[pages, 0]), -1).double()
+            scores = torch.cat((q[b], pe[b]), -1).double() @ keys.T * 0.07
+            torch.testing.assert_close(out[b].double(), scores.softmax(-1) @ keys[:, :64], **CLOSE[torch.float32])
+            torch.testing.assert_close(lse[b].double(), scores.logsumexp(-1) / math.log(base), **CLOSE[torch.float32])
+    with pytest.raises(ValueError, match="kv_indptr: got 2 entries; expected 3 at least"):
+        planned(wrapper, [0, 2], [3, 0], [2, 4])
+
+
+@pytest.mark.parametrize("graph", [False, True])
+def test_flashinfers_wrapper_over_a_cache_without_pages(graph, device):
+    sizes = {"qo_indptr": 3, "kv_indptr": 3, "kv_indices": 64, "kv_len_arr": 2}
+    buffers = {name: torch.empty(size, dtype=torch.int32, device=device) for name, size in sizes.items()}
+    wrapper = BatchMLAPagedAttentionWrapper(torch.empty(1, device=device), use_cuda_graph=graph, **buffers)
+    planned(wrapper, [0, 0, 0], [], [0, 0])
+    q, pe = torch.randn(2, 16, 64, device=device), torch.randn(2, 16, 16, device=device)
+    empty = torch.empty(0, 1, 64, device=device), torch.empty(0, 1, 16, device=device)
+    out, lse = wrapper.run(q, pe, *empty, return_lse=True)
+    assert not out.any() and (lse == -math.inf).all()
+    tables = list(buffers.values())[1:]
+    decode = BatchDecodeWithPagedKVCacheWrapper(torch.empty(1, device=device), "NHD", graph, False, *tables)
+    zeros = torch.zeros(3, dtype=torch.int32, device=device)
+    decode.plan(zeros, zeros[:0], zeros[:2], 16, 1, 64, 1)
+    assert not decode.run(q, torch.empty(0, 2, 1, 1, 64, device=device)).any()

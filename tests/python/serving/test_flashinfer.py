@@ -267,6 +267,71 @@ def test_signatures_begin_as_flashinfers():
         assert list(inspect.signature(inspect.unwrap(function)).parameters) == names.split()
 
 
+def test_lse_is_written_where_it_is_given(device):
+    """With and without return_lse, as FlashInfer's kernels do."""
+    cache, tables, rows = paged([33, 5], 8, 2, 32, device)
+    q = torch.randn(2, 4, 32, device=device)
+    decode = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace(device))
+    decode.plan(*tables, 4, 2, 32, 8)
+    prefill = flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace(device))
+    prefill.plan(torch.tensor([0, 1, 2], dtype=torch.int32, device=device), *tables, 4, 2, 32, 8)
+    for wrapper in (decode, prefill):
+        lse = torch.full((2, 4), 7.0, device=device)
+        out = wrapper.run(q, cache, lse=lse)
+        check((out, lse), q.split(1), rows)
+        with pytest.raises(ValueError, match=r"lse: got \[2, 3\]"):
+            wrapper.run(q, cache, lse=lse[:, :3])
+
+
+@pytest.mark.parametrize("mode", ["NONE", "ROPE_LLAMA", "ALIBI"])
+@pytest.mark.parametrize("codes", [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
+@pytest.mark.parametrize("dim", [64, 20])
+def test_keys_of_eight_bits_under_wider_queries(dim, codes, mode, device):
+    """The oracle has the values of the codes: single and paged calls read the same numbers."""
+    q = torch.randn(5, 8, dim, device=device)
+    k, v = (torch.randn(30, 2, dim, device=device).to(codes) for _ in range(2))
+    scales = {"k_scale": 0.5, "v_scale": 2.0}
+    wide_k, wide_v = (x.float() for x in (k, v))
+    options = {}
+    if mode == "ROPE_LLAMA":
+        q_used, wide_k, _ = flashinfer_positions().rotated(q, wide_k, wide_v)
+    else:
+        q_used = q
+    if mode == "ALIBI":
+        options = {"alibi_slopes": 2.0 ** -torch.arange(1.0, 9.0, device=device)}
+    wide = [(wide_k * 0.5, wide_v * 2.0)]
+    call = {"pos_encoding_mode": mode, "return_lse": True, **scales}
+    check(flashinfer.single_prefill_with_kv_cache(q, k, v, causal=True, **call), [q_used], wide, causal=True, **options)
+    check(
+        flashinfer.single_prefill_with_kv_cache(q, k, v, causal=True, window_left=7, **call),
+        [q_used], wide, causal=True, window=(7, -1), **options,
+    )  # fmt: skip
+    out, lse = flashinfer.single_decode_with_kv_cache(q[-1], k, v, **call)
+    check((out[None], lse[None]), [q_used[-1:]], wide, **options)
+    if mode == "NONE":
+        mask = torch.rand(5, 30, device=device) < 0.5
+        check(flashinfer.single_prefill_with_kv_cache(q, k, v, custom_mask=mask, **call), [q], wide, mask=mask)
+    pages = [x.unflatten(0, (3, 10)) for x in (k, v)]
+    tables = [torch.tensor(x, dtype=torch.int32, device=device) for x in ([0, 3], [0, 1, 2], [10])]
+    wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace(device))
+    wrapper.plan(*tables, 8, 2, dim, 10, mode)
+    check(wrapper.run(q[-1:], pages, return_lse=True, **scales), [q_used[-1:]], wide, **options)
+
+
+def flashinfer_positions():
+    from flash_attention.flashinfer.positions import Positions
+
+    return Positions("ROPE_LLAMA")
+
+
+@pytest.mark.parametrize("of", [torch.int32, torch.int64])
+def test_starts_of_appended_tokens_in_either_type(of, device):
+    starts, lengths = (torch.tensor(x, device=device, dtype=of) for x in ([0, 3, 3, 4], [9, 2, 1]))
+    sequences, positions = flashinfer.get_batch_indices_positions(starts, lengths, 5)
+    assert sequences.tolist() == [0, 0, 0, 2, -1] and positions.tolist() == [6, 7, 8, 0, -1]
+    assert sequences.dtype == positions.dtype == torch.int32
+
+
 def tables_for_errors(**changes):
     tables = {
         "indptr": torch.tensor([0, 2, 3], dtype=torch.int32),
