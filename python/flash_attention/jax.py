@@ -57,7 +57,8 @@ def dot_product_attention(
         bias, mask: broadcastable to [batch, heads, seq_q, seq_kv]; True = visible.
         is_causal, local_window_size: around the diagonal j = i (top-left); the window is an int or (left, right).
         query_seq_lengths, key_value_seq_lengths: int [batch]; rows from there on are 0, keys are hidden.
-        return_residual: also the logarithm of the sum of exponentials, [batch, seq_q, heads].
+        return_residual: also the logarithm of the sum of exponentials, [batch, seq_q, heads], in the dtype of query and
+            without a gradient, as jax.nn has it. attention(return_lse=True) gives it in float32, differentiable.
 
     A row that sees no key is 0 here; jax.nn gives the mean of all values.
     """
@@ -79,7 +80,7 @@ def dot_product_attention(
         key_lengths=None if key_value_seq_lengths is None else jnp.asarray(key_value_seq_lengths, jnp.int32),
         return_lse=True,
     )
-    out, lse = out[..., :head_dim_v], lse.swapaxes(1, 2)
+    out, lse = out[..., :head_dim_v], jax.lax.stop_gradient(lse.swapaxes(1, 2).astype(query.dtype))
     out, lse = (out, lse) if whole else (out[0], lse[0])
     return (out, lse) if return_residual else out
 

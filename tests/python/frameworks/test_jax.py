@@ -143,7 +143,12 @@ def test_dot_product_attention(name, head_dim, dtype, tolerance):
     out, residual = jax.jit(lambda *t: dot_product_attention(*t, return_residual=True, **options))(q, k, v)
     expected = jax.nn.dot_product_attention(*single, **options)
     rows = jnp.arange(13) < jnp.asarray(options.get("query_seq_lengths", [13, 13]))[:, None]
-    assert out.dtype == q.dtype and residual.shape == (2, 13, 4)
+    theirs = jax.nn.dot_product_attention(q, k, v, return_residual=True, **options)[1]
+    assert out.dtype == q.dtype and residual.dtype == theirs.dtype == q.dtype
+    exact = jax.nn.dot_product_attention(*single, return_residual=True, **options)[1]
+    numpy.testing.assert_allclose(residual.astype("float32")[rows], exact[rows], atol=4 * tolerance, rtol=10 * tolerance)
+    of_residual = jax.grad(lambda q: dot_product_attention(q, k, v, return_residual=True, **options)[1].sum())
+    assert not of_residual(q).any()  # as jax.nn's
     numpy.testing.assert_allclose(out.astype("float32")[rows], expected[rows], atol=tolerance, rtol=10 * tolerance)
     assert not out[~rows].any()
     ours = jax.grad(lambda *t: loss(dot_product_attention, *t), (0, 1, 2))(q, k, v)
