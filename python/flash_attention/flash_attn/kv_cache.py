@@ -13,6 +13,7 @@ from flash_attention.arguments.tables import as_int32, check_range
 from flash_attention.flash_attn.kv_append import append_and_turn
 from flash_attention.flash_attn.kv_arguments import CacheCall, check_room
 from flash_attention.flash_attn.options_of_3 import options_of_3
+from flash_attention.pytorch.gradients import refusing_gradients
 from flash_attention.torch_cache import attention_over_cache
 
 
@@ -93,7 +94,9 @@ def flash_attn_with_kvcache(
             cache_seqlens, page_table if block_table is None else block_table, return_softmax_lse, None,
         )  # fmt: skip
         if found is not None:
-            return found
+            if not torch.is_grad_enabled():
+                return found
+            return refusing_gradients("flash_attn_with_kvcache", found, q, k_cache, v_cache)
     if block_table is not None and page_table is not None:
         raise ValueError("page_table: is given besides block_table; allowed is one of the two")
     table = page_table if block_table is None else block_table
@@ -123,21 +126,24 @@ def flash_attn_with_kvcache(
     plain = plain and k_cache.element_size() > 1
     if plain and not any(value is not None for value in unusual):
         try:
-            return _plain_step(q, k_cache, v_cache, k, v, cache_seqlens, table, options)
+            found = _plain_step(q, k_cache, v_cache, k, v, cache_seqlens, table, options)
+            return refusing_gradients("flash_attn_with_kvcache", found, q, k_cache, v_cache, k, v, qv)
         except (TypeError, ValueError, RuntimeError, AttributeError):
             pass  # the checks below say what is wrong, in the words of the caller
     starts = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k_new": cu_seqlens_k_new, "max_seqlen_q": max_seqlen_q}
     rotary = (rotary_cos, rotary_sin, rotary_interleaved, rotary_seqlens)
     call = CacheCall(q, (k_cache, v_cache), (k, v), rotary, cache_seqlens, cache_batch_idx, cache_leftpad, table, **starts)
     try:
-        return attend(call, **options)
+        found = attend(call, **options)
     except (TypeError, ValueError) as error:
         text = re.sub(r"\b([kv])_scale\b", r"\1_descale", str(error))  # the caller's name of it
         if text == str(error):
             raise
         raise type(error)(text) from None
+    return refusing_gradients("flash_attn_with_kvcache", found, q, k_cache, v_cache, k, v, qv)
 
 
+@torch.no_grad()
 def _plain_step(q, k_cache, v_cache, k, v, lengths, table, options):
     """Lengths in a tensor and no more than that, as servers call it: the kernels' own checks are the only ones."""
     if k is not None:

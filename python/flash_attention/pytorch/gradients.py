@@ -1,6 +1,7 @@
 """The backward pass as a node of torch's graph: gradients that are not computed, its own among them, are refused."""
 
 import torch
+from torch.autograd import forward_ad
 
 from flash_attention.options import NUM_TENSORS, Tensors
 from flash_attention.pytorch import ops as torch_ops
@@ -31,12 +32,17 @@ class Gradients(torch.autograd.Function):
 
 
 class ForwardOnly(torch.autograd.Function):
-    """Results that require a gradient, as torch's do, and refuse it in the backward pass: it is not computed."""
+    """Results that require a gradient, as torch's do, and refuse it when it is computed, in both modes."""
+
+    generate_vmap_rule = True
 
     @staticmethod
-    def forward(ctx, name, num_results, *results_and_sources):
-        ctx.name = name
+    def forward(name, num_results, *results_and_sources):
         return results_and_sources[:num_results]
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.name = inputs[0]
 
     @staticmethod
     def backward(ctx, *unused):
@@ -45,12 +51,21 @@ class ForwardOnly(torch.autograd.Function):
             "bfloat16 has, and torch.no_grad() or detach() says that none are wanted"
         )
 
+    @staticmethod
+    def jvp(ctx, *unused):
+        raise NotImplementedError(
+            f"{ctx.name}: forward-mode derivatives (jvp, jacfwd, hessian, dual tensors) are not computed; attention() of "
+            "float32, float16 and bfloat16 has those of grad, vjp and jacrev"
+        )
+
 
 def refusing_gradients(name, found, *sources):
-    """`found`, a result or a tuple of them, of a call without a backward pass."""
-    if not torch.is_grad_enabled() or torch.compiler.is_compiling():
+    """`found`, a result or a tuple of them, of a call without derivatives."""
+    if torch.compiler.is_compiling():
         return found
-    sources = [tensor for tensor in sources if isinstance(tensor, torch.Tensor) and tensor.requires_grad]
+    sources = [tensor for tensor in sources if isinstance(tensor, torch.Tensor)]
+    if not (torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0):
+        sources = [tensor for tensor in sources if tensor.requires_grad] if torch.is_grad_enabled() else []
     if not sources:
         return found
     results = found if isinstance(found, tuple) else (found,)

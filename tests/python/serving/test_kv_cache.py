@@ -9,6 +9,7 @@ from flash_attention import flash_attn
 from flash_attention.arguments.head_dim import padded_cache
 from flash_attention.options import Options
 from flash_attention.torch_cache import attention_over_cache
+from torch.autograd import forward_ad
 
 CLOSE = {"atol": 1e-5, "rtol": 1e-4}
 
@@ -129,6 +130,46 @@ def test_packed_queries_over_pages(device):
     torch.testing.assert_close(gathered.detach(), out, **CLOSE)
     gathered.sum().backward()
     assert leaf.grad.isfinite().all()
+
+
+CACHE_CALLS = {
+    "flash_attn_with_kvcache": lambda q, k, v, n: flash_attn.flash_attn_with_kvcache(q, k, v, cache_seqlens=n),
+    "flash_attn_with_kvcache of a number": lambda q, k, v, n: flash_attn.flash_attn_with_kvcache(q, k, v, cache_seqlens=4),
+    "flash_attn_with_kvcache with a sink": lambda q, k, v, n: flash_attn.flash_attn_with_kvcache(
+        q, k, v, cache_seqlens=n, learnable_sink=torch.zeros(4, device=q.device)
+    ),
+    "attention_over_cache": lambda q, k, v, n: attention_over_cache(q, k, v, seqused_kv=n),
+    "attention_over_cache with lse": lambda q, k, v, n: attention_over_cache(q, k, v, seqused_kv=n, return_lse=True)[1],
+}
+
+
+@pytest.mark.parametrize("name", CACHE_CALLS)
+@pytest.mark.parametrize("place", [0, 1, 2], ids="qkv")
+def test_derivatives_through_a_cache_are_refused(name, place, device):
+    """In every form that torch has: none of them is 0 by mistake."""
+    tensors = [torch.randn(2, 5, 4, 16, device=device) for _ in range(3)]
+    lengths = torch.tensor([4, 5], dtype=torch.int32, device=device)
+
+    def call(x):
+        return CACHE_CALLS[name](*tensors[:place], x, *tensors[place + 1 :], lengths)
+
+    x = tensors[place]
+    word = name.split()[0]
+    with pytest.raises(NotImplementedError, match="cache: forward-mode derivatives"):
+        torch.func.jvp(call, (x,), (torch.ones_like(x),))
+    with forward_ad.dual_level(), pytest.raises(NotImplementedError, match="cache: forward-mode derivatives"):
+        call(forward_ad.make_dual(x, torch.ones_like(x)))
+    with pytest.raises(RuntimeError, match=f"{word}: has no gradients"):
+        torch.func.grad(lambda x: call(x).sum())(x)
+    with pytest.raises(RuntimeError, match=f"{word}: has no gradients"):
+        call(x.clone().requires_grad_()).sum().backward()
+    expected = call(x)
+    with torch.no_grad():
+        assert torch.equal(call(x.clone().requires_grad_()), expected)
+    # Of something else, with the call inside of it: nothing is refused.
+    assert torch.func.grad(lambda y: (y * call(x)).sum())(torch.ones_like(expected)).allclose(expected)
+    tangent = torch.func.jvp(lambda y: y * call(x), (torch.ones_like(expected),), (torch.ones_like(expected),))[1]
+    assert tangent.allclose(expected)
 
 
 def test_head_dim_of_no_multiple_of_eight(device):
