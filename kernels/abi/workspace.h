@@ -33,7 +33,7 @@ enum class BackwardSm90Region : int {
   parts = 8        // of statistics: backward/sm90/parts/statistics.cuh
 };
 
-/// Of each split of a row's keys: forward/sm90/parts.cuh. Words of the masks that all heads share: mask/words.cuh.
+/// Of each split of a row's keys: forward/sm90/merge.cuh. Words of the masks that all heads share: mask/words.cuh.
 enum class ForwardSm90Region : int { O = 0, statistics = 1, mask_words = 2 };
 
 /// V^T, which the first launch makes.

@@ -125,7 +125,7 @@ PLANTS = (
     ),
     Plant(
         "forward/sm90: ALiBi follows the diagonal of the top-left corner",
-        "kernels/forward/sm90/added.cuh",
+        "kernels/forward/sm90/softmax.cuh",
         "static_cast<float>(q + score.len_kv - score.len_q - first_key);",
         "static_cast<float>(q + score.diagonal - first_key);",
         "kernels_emulated_test */ForwardSm90Loops.*/slopes_top_left_*",
@@ -139,7 +139,7 @@ PLANTS = (
     ),
     Plant(
         "forward/sm90: mask bytes other than 1 hide",
-        "kernels/forward/sm90/score_options.cuh",
+        "kernels/forward/sm90/softmax.cuh",
         "kv_begin + column + key_of(i)] != 0;",
         "kv_begin + column + key_of(i)] == 1;",
         cover("forward_sm90"),
@@ -174,14 +174,14 @@ PLANTS = (
     ),
     Plant(
         "forward/sm90: the right edge of a window is one key short",
-        "kernels/forward/sm90/score_options.cuh",
+        "kernels/forward/sm90/softmax.cuh",
         "last = tile::min(last, score.window_end(q));",
         "last = tile::min(last, score.window_end(q) - 1);",
         cover("forward_sm90"),
     ),
     Plant(
         "forward/sm90: the left edge of a window is one key late",
-        "kernels/forward/sm90/score_options.cuh",
+        "kernels/forward/sm90/softmax.cuh",
         "first = score.window_begin(q);",
         "first = score.window_begin(q) + 1;",
         cover("forward_sm90"),
@@ -297,7 +297,7 @@ PLANTS = (
     ),
     Plant(
         "forward/sm90: a soft cap near 0 by exponentials",
-        "kernels/forward/sm90/score_options.cuh",
+        "kernels/forward/sm90/softmax.cuh",
         "if (!interior && square < 0.01f)",
         "if (!interior && square < 0)",
         "kernels_emulated_test */ForwardScores.*",
@@ -333,7 +333,7 @@ PLANTS = (
     ),
     Plant(
         "forward/sm90: dropout counts the columns of a block from the wrong one on",
-        "kernels/forward/sm90/scores.cuh",
+        "kernels/forward/sm90/softmax.cuh",
         "draw.dropout.words(draw.rows, draw.columns + i / 2, random);",
         "draw.dropout.words(draw.rows, draw.columns + i / 4, random);",
         cover("forward_sm90"),

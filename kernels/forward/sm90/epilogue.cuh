@@ -2,8 +2,8 @@
 
 // The end of a tile in forward/sm90: divide by the row sums, write lse, store O through shared memory.
 
-#include "forward/sm90/consumer.cuh"
-#include "forward/sm90/parts.cuh"
+#include "forward/sm90/merge.cuh"
+#include "forward/sm90/warpgroup.cuh"
 #include "ptx/matrix_store.cuh"
 #include "ptx/path.cuh"
 #include "ptx/tma.cuh"

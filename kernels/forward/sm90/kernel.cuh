@@ -18,8 +18,8 @@
 
 #include "forward/sm90/epilogue.cuh"
 #include "forward/sm90/kv_loop.cuh"
-#include "forward/sm90/mask_words.cuh"
-#include "forward/sm90/nonfinite_safe.cuh"
+#include "forward/sm90/mask.cuh"
+#include "forward/sm90/nonfinite_loop.cuh"
 #include "forward/sm90/producer.cuh"
 #include "forward/sm90/wide_loop.cuh"
 #include "ptx/launch.cuh"

@@ -10,7 +10,7 @@
 //
 // The warpgroups issue products by ping-pong: while one does softmax, another's products run.
 
-#include "forward/sm90/skip_blocks.cuh"
+#include "forward/sm90/warpgroup.cuh"
 
 namespace flash_attention::forward_sm90 {
 

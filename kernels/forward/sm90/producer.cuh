@@ -1,17 +1,126 @@
 #pragma once
 
+// How the producer warp of forward/sm90 and forward/sm90_fp8 publishes tiles to the consumers: through a ring of tiles in
+// shared memory, each with its Q.
+
+#include "forward/sm90/bias_tiles.cuh"
+#include "forward/sm90/schedule.cuh"
+#include "forward/sm90/storage.cuh"
+#include "ptx/tma.cuh"
+#include "tile/score.cuh"
+
+namespace flash_attention::forward_sm90 {
+
+/// chunk_dim: columns of a box of Q.
+template <ForwardConfig config, typename S, typename Storage, int chunk_dim>
+struct TileProducer {
+  const AttentionArgs& args;
+  Storage& shared;
+  unsigned num_tiles = 0;          // published so far
+  PipelineState<S::stages> kv{0};  // of the next block
+
+  /// Where the next tile goes. No warpgroup reads it any more: all are at most three tiles behind.
+  __device__ __forceinline__ Tile& next_tile() const { return shared.tiles[num_tiles % tile_stages]; }
+
+  __device__ __forceinline__ static int batch_coordinate(const Tile& tile) {
+    return config.features.packed ? 0 : tile.sequence.batch_idx;
+  }
+
+  /// Q_full announces the tile, and its Q where it sees any key.
+  __device__ __forceinline__ void publish_tile(const Tile& tile) {
+    const PipelineState<S::q_stages> q(num_tiles);
+    const int row = static_cast<int>(tile.sequence.start_q) + tile.q_begin;
+    ++num_tiles;
+#pragma unroll 1
+    for (int w = 0; w < S::row_groups; ++w) {
+      ptx::mbarrier_wait(shared.Q_empty[q.stage][w], q.phase ^ 1);  // the warpgroup has read what was in its stage
+      if (tile.sees_nothing()) {
+        ptx::mbarrier_arrive(shared.Q_full[q.stage][w]);
+        continue;
+      }
+      ptx::mbarrier_arrive_expect_tx(shared.Q_full[q.stage][w], S::q_bytes);
+#pragma unroll
+      for (int c = 0; c < S::chunks; ++c) {
+        ptx::tma_load_4d(shared.Q[q.stage][w][c], args.maps[map_Q], shared.Q_full[q.stage][w], c * chunk_dim,
+                         row + w * wg_rows, tile.head_idx, batch_coordinate(tile));
+      }
+    }
+  }
+};
+
+// K and V out of pages by TMA. A box is `page_rows` keys, as many as never cross the end of a page: the largest number that
+// divides the page and the block of keys. Its last coordinate is the page, which the table gives.
+
+template <ForwardConfig config>
+struct PagedBlock {
+  using S = Shape<config>;
+  static constexpr int rows = config.page_rows, boxes = S::block_kv / rows;
+  // K and V have the same pages: they are looked up once, if there are registers for them.
+  static constexpr bool holds_pages = boxes <= (S::load_registers < 40 ? 4 : 8);
+  // A box begins where the swizzle does: at a multiple of 8 rows of 128 bytes.
+  static_assert(rows % 8 == 0 && S::block_kv % rows == 0);
+
+  const AttentionArgs& args;
+  const int* entry;  // of the first box
+  int row;           // of its page
+  int kv_head;
+  int first, end;  // the boxes of which a query of the tile sees some key
+  int pages[holds_pages ? boxes : 1];
+
+  __device__ __forceinline__ PagedBlock(const AttentionArgs& arguments, const Tile& tile, int block)
+      : args(arguments), kv_head(tile.head_idx / arguments.group) {
+    const tile::Score<config.features> score(args, tile.sequence, tile.head_idx);
+    const tile::KeyRange seen = score.keys_of_any(tile.q_begin, tile.q_begin + config.block_q);
+    const int kv_begin = block * S::block_kv, page = kv_begin / args.page_size;
+    entry = args.page_table + tile.sequence.batch_idx * args.page_table_stride + page;
+    row = kv_begin - page * args.page_size;
+    first = (seen.begin - kv_begin) / rows;  // rounded towards 0 where it is negative
+    end = tile::ceil_div(seen.end - kv_begin, rows);
+    if constexpr (holds_pages) {
+      for_boxes([&](int box, int /*row*/, const int* its_entry) { pages[box] = page_of(box, its_entry); });
+    }
+  }
+
+  /// All boxes of a block of K or V; `chunks` of 64 columns, S::block_kv rows each.
+  template <int chunks>
+  __device__ __forceinline__ void load(typename S::Element* to, const TensorMap& map, ptx::Mbarrier& full) const {
+    for_boxes([&](int box, int its_row, const int* its_entry) {
+      const int page = holds_pages ? pages[box] : page_of(box, its_entry);
+#pragma unroll
+      for (int c = 0; c < chunks; ++c) {
+        ptx::tma_load_4d(to + (c * S::block_kv + box * rows) * chunk_dim, map, full, c * chunk_dim, its_row, kv_head, page);
+      }
+    });
+  }
+
+ private:
+  /// A box of which no query sees a key has no page, its entry of the table may be anything: TMA fills what is outside of
+  /// the tensor with zeros.
+  __device__ __forceinline__ int page_of(int box, const int* its_entry) const {
+    return box >= first && box < end ? *its_entry : -1;
+  }
+
+  template <typename Visit>
+  __device__ __forceinline__ void for_boxes(const Visit& visit) const {
+    int its_row = row;
+    const int* its_entry = entry;
+#pragma unroll(holds_pages ? boxes : 2)
+    for (int box = 0; box < boxes; ++box) {
+      visit(box, its_row, its_entry);
+      its_row += rows;
+      const bool next = its_row >= args.page_size;
+      its_entry += next ? 1 : 0;
+      its_row = next ? 0 : its_row;
+    }
+  }
+};
+
 // The producer warp of forward/sm90: one lane issues every TMA copy, as far ahead as there are free stages.
 //
 //     for each attempt, for each tile of the scheduler:
-//       publish the tile, with its Q                                      publish_tile.cuh
-//       for each KV block of the tile, or of its list:                   block_list.cuh
-//         wait for an empty stage; K, V -> shared, by rows or by pages    pages.cuh
-
-#include "forward/sm90/bias_boxes.cuh"
-#include "forward/sm90/pages.cuh"
-#include "forward/sm90/publish_tile.cuh"
-
-namespace flash_attention::forward_sm90 {
+//       publish the tile, with its Q                                      publish_tile
+//       for each KV block of the tile, or of its list:                   schedule.cuh
+//         wait for an empty stage; K, V -> shared, by rows or by pages    PagedBlock
 
 template <ForwardConfig config>
 struct Producer : TileProducer<config, Shape<config>, SharedStorage<config>, chunk_dim> {

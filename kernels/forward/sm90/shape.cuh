@@ -1,15 +1,12 @@
 #pragma once
 
-// The sizes of forward/sm90 that follow from its configuration, its shared memory and its barriers.
+// The sizes of forward/sm90 that follow from its configuration.
 
 #include "abi/args.h"
 #include "abi/config.h"
 #include "abi/forward_sm90.h"
-#include "forward/sm90/listed.cuh"
 #include "ptx/convert.cuh"
-#include "ptx/mbarrier.cuh"
 #include "ptx/wgmma.cuh"
-#include "tile/pipeline.cuh"
 #include "tile/score.cuh"
 
 namespace flash_attention::forward_sm90 {
@@ -24,6 +21,18 @@ enum Map : int { map_Q = 0, map_K = 1, map_V = 2, map_O = 3, map_bias = 4 };
 constexpr int wg_threads = 128;
 constexpr int wg_rows = 64;    // query rows of a warpgroup: the M of its products
 constexpr int chunk_dim = 64;  // columns of a tile that are together: 128 bytes, the width of the swizzle
+
+/// A unit of the scheduler, as a block remembers it: next to words of masks there is little room.
+template <bool is_small>
+struct UnitNumberOf {
+  using Type = int;
+};
+template <>
+struct UnitNumberOf<true> {
+  using Type = unsigned short;
+};
+template <bool is_small>
+using UnitNumber = typename UnitNumberOf<is_small>::Type;
 
 template <ForwardConfig config>
 struct Shape {
@@ -145,101 +154,5 @@ struct Shape {
   static_assert(ptx::wgmma_has_shape(score_keys) && ptx::wgmma_has_shape(width_v));
   static_assert(config.num_warps * 32 == threads);
 };
-
-/// A tile of block_q queries of one head.
-struct Tile {
-  int iteration;
-  Attempt attempt;
-  Work work;
-  int q_begin;
-  int head_idx;
-  int first, blocks;  // the blocks that any warpgroup sees: they are loaded, from `first` on (see block_at)
-  union {
-    struct {
-      Blocks seen[3];  // by each warpgroup
-      int split;       // which part of its keys, if they are split
-    };
-    ListPlace list;  // if masks choose
-  };
-  tile::Sequence sequence;
-
-  __device__ __forceinline__ bool sees_nothing() const { return blocks == 0; }
-};
-
-/// The n-th block of a tile.
-template <ForwardConfig config>
-__device__ __forceinline__ int block_at(const Tile& tile, int n) {
-  if (Shape<config>::from_diagonal && n > tile.first) return n;
-  return Shape<config>::forwards ? tile.first + n : tile.first - n;
-}
-
-constexpr int tile_stages = 4;  // one more than the tiles that can be loaded, attended to and finished at a time
-/// Biases, where they come by TMA.
-template <ForwardConfig config>
-struct BiasTiles {};
-template <ForwardConfig config>
-requires(Shape<config>::bias_stages > 0) struct BiasTiles<config> {
-  using S = Shape<config>;
-  unsigned short biases[S::bias_stages][S::warpgroups][S::block_kv / S::bias_keys][wg_rows * S::bias_keys];
-};
-
-template <ForwardConfig config>
-struct alignas(1024) SharedStorage : BiasTiles<config> {
-  using S = Shape<config>;
-  using Element = typename S::Element;
-
-  // Tiles are chunks of 64 columns; a chunk is rows of 128 bytes whose 16-byte pieces are swizzled by the row.
-  Element Q[S::q_stages][S::warpgroups][S::chunks][wg_rows * chunk_dim];
-  Element K[S::stages][S::chunks][S::block_kv * chunk_dim];
-  Element V[S::stages][S::chunks_v][S::block_kv * chunk_dim];
-  Element O[S::warpgroups][S::o_chunks][wg_rows * chunk_dim];  // before its store
-
-  // full: a tile has landed. empty: every warpgroup that reads it is done with it.
-  ptx::Mbarrier Q_full[S::q_stages][S::warpgroups], Q_empty[S::q_stages][S::warpgroups];
-  ptx::Mbarrier K_full[S::stages], K_empty[S::stages];
-  ptx::Mbarrier V_full[S::stages], V_empty[S::stages];
-  ptx::Mbarrier bias_full[S::bias_stages > 0 ? S::bias_stages : 1][S::bias_stages > 0 ? S::warpgroups : 1];
-  ptx::Mbarrier bias_empty[S::bias_stages > 0 ? S::bias_stages : 1][S::bias_stages > 0 ? S::warpgroups : 1];
-
-  Tile tiles[tile_stages];             // what Q_full announces
-  unsigned char retry[S::tiles_kept];  // see RetryList
-  int last_attempt;
-  typename S::Unit claimed[config.dynamic_scheduler ? S::tiles_kept : 1];  // the unit of each iteration
-  int listed[S::listed ? S::stages : 1];                                   // the ListedBlock of each stage of K
-  [[no_unique_address]] MaskStorage<S::makes_words, S::warpgroups, wg_rows, S::block_kv> mask;
-  [[no_unique_address]] FinderStorage<S::finds_ahead> finder;
-};
-
-/// Wide heads: one ring for K and V.
-template <ForwardConfig config>
-requires(Shape<config>::wide) struct alignas(1024) SharedStorage<config> {
-  using S = Shape<config>;
-  using Element = typename S::Element;
-
-  Element Q[S::q_stages][S::row_groups][S::chunks][wg_rows * chunk_dim];
-  Element KV[S::stages][forward_sm90_wide_stage_bytes / 2];
-  Element O[S::warpgroups][S::o_chunks][wg_rows * chunk_dim];  // P of two blocks, each half of the keys; O before its store
-
-  ptx::Mbarrier Q_full[S::q_stages][S::row_groups], Q_empty[S::q_stages][S::row_groups];
-  ptx::Mbarrier KV_full[S::stages], KV_empty[S::stages];
-  ptx::Mbarrier P_full, P_empty;
-  ptx::Mbarrier cluster_sync;  // by the other block of a cluster
-
-  Tile tiles[tile_stages];
-  alignas(4) unsigned char retry[S::tiles_kept];
-  int last_attempt;
-  typename S::Unit claimed[1];
-  int listed[S::listed ? S::stages : 1];
-  float exchanged[2][S::warpgroups][wg_rows];  // row statistics for the other warpgroup; the two places alternate
-};
-
-template <ForwardConfig config>
-constexpr bool fits_layout = sizeof(SharedStorage<config>) == forward_sm90_layout(config).shared_bytes &&
-                             sizeof(SharedStorage<config>) <= forward_sm90_max_shared_bytes;
-
-/// Named barriers. `pingpong` and `warpgroup` are followed by one for each warpgroup.
-enum Barrier : int { barrier_all = 0, barrier_pingpong = 1, barrier_warpgroup = 4, barrier_attend = 7 };
-
-using tile::PipelineState;
 
 }  // namespace flash_attention::forward_sm90

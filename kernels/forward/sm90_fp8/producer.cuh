@@ -3,10 +3,10 @@
 // The producer warp of forward/sm90_fp8: one lane issues every TMA copy, as far ahead as there are free stages.
 //
 //     for each tile of the scheduler:
-//       hand the tile over, with its Q                       forward/sm90/publish_tile.cuh
+//       hand the tile over, with its Q                       forward/sm90/producer.cuh
 //       for each KV block of the tile: wait for an empty stage; K, V^T -> shared
 
-#include "forward/sm90/publish_tile.cuh"
+#include "forward/sm90/producer.cuh"
 #include "forward/sm90_fp8/shape.cuh"
 
 namespace flash_attention::forward_sm90_fp8 {

@@ -3,7 +3,7 @@
 // The sizes of forward/sm90_fp8 that follow from its configuration, and its shared memory.
 
 #include "abi/forward_sm90_fp8.h"
-#include "forward/sm90/scores.cuh"
+#include "forward/sm90/softmax.cuh"
 #include "ptx/wgmma_fp8.cuh"
 
 namespace flash_attention::forward_sm90_fp8 {

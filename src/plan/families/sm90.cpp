@@ -185,7 +185,7 @@ std::string reject_forward(const Problem& p, const DeviceInfo& device) {
   return reason;
 }
 
-/// kernels/forward/sm90/parts.cuh.
+/// kernels/forward/sm90/merge.cuh.
 void reserve_parts(const Problem& p, int num_splits, Plan& plan) {
   const std::int64_t heads = num_splits * p.batch * p.heads_q;
   const std::int64_t rows = abi::forward_sm90_part_groups(static_cast<int>(p.seq_q)) * 64;

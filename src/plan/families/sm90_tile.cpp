@@ -87,7 +87,7 @@ Sm90Tile choose_sm90_tile(const Problem& p, const DeviceInfo& device) {
   const bool masked = has_tile_map(p) || p.mask.present;
   const bool dropout = p.dropout_p != 0;
   const int options = count_score_options(p);
-  // A mask by itself comes as words of bits (kernels/forward/sm90/mask_words.cuh).
+  // A mask by itself comes as words of bits (kernels/forward/sm90/mask.cuh).
   const bool loads_scores =
       p.bias.present || (p.mask.present && options > 1) || program.loads_scores || program.values > few_values;
   const bool lengths = has_lengths(p) || p.page_size != 0;

@@ -4,7 +4,7 @@
 // theirs from shared memory, 16 x 16 at a time and in the order of the scores. Loads by each thread would take half a
 // sector from each of eight rows.
 
-#include "forward/sm90/scores.cuh"
+#include "forward/sm90/softmax.cuh"
 #include "ptx/tma.cuh"
 
 namespace flash_attention::forward_sm90 {

@@ -4,8 +4,8 @@
 // does not see where V is not finite there. This loop takes what is not finite out of V before each product and adds it to
 // the rows that see it. One block after the other, without overlap: it hardly ever runs.
 
-#include "forward/sm90/bias_boxes.cuh"
-#include "forward/sm90/consumer.cuh"
+#include "forward/sm90/bias_tiles.cuh"
+#include "forward/sm90/warpgroup.cuh"
 
 namespace flash_attention::forward_sm90 {
 

@@ -1,0 +1,490 @@
+#pragma once
+
+// What options add to a score after its scaling: ALiBi worked out, next to a bias that is loaded or read here.
+
+#include "abi/config.h"
+#include "forward/sm90/schedule.cuh"
+#include "ptx/math.cuh"
+#include "ptx/path.cuh"
+#include "ptx/registers.cuh"
+#include "ptx/warp.cuh"
+#include "tile/bias_pairs.cuh"
+#include "tile/dropout.cuh"
+#include "tile/key_source.cuh"
+#include "tile/score.cuh"
+#include "tile/soft_cap.cuh"
+#include "tile/softmax.cuh"
+
+namespace flash_attention::forward_sm90 {
+
+/// What ALiBi adds to the scores of a row, from the key that kv_begin + column is, and a bias where it `reads_bias`.
+template <abi::Features features, bool reads_bias>
+struct Added {
+  const typename tile::Score<features>::Bias* bias_row;
+  float slope;
+  float distance;  // of the diagonal
+
+  __device__ __forceinline__ Added(const tile::Score<features>& score, int q, int first_key) {
+    if constexpr (reads_bias) bias_row = score.bias + q * score.bias_stride + first_key;
+    if constexpr (features.alibi) slope = score.slope;
+    if constexpr (features.alibi) distance = static_cast<float>(q + score.len_kv - score.len_q - first_key);
+  }
+  /// In addition to a bias that was loaded.
+  __device__ __forceinline__ float at(int key, float bias) const {
+    float result = bias;
+    if constexpr (reads_bias) result = tile::bounded_bias<features.bias_dtype>(bias_row[key]);
+    if constexpr (features.alibi) result = ptx::fma(-slope, ptx::abs(distance - static_cast<float>(key)), result);
+    return result;
+  }
+};
+
+// From dot products to scores, of a tile in registers: soft cap, bias, ALiBi and program, and the mask of edge blocks.
+
+/// The rows of one thread: rows `row` and `row + 8` of the tile, and in each group of 8 keys the two from `column` on. S[i]
+/// is row (i / 2) % 2, key 8 (i / 4) + column + i % 2 (ptx/wgmma.cuh).
+template <ForwardConfig config>
+struct ScoreOptions {
+  using Shape = forward_sm90::Shape<config>;
+  static constexpr Features features = config.features;
+  static constexpr int block_kv = Shape::score_keys;
+  static constexpr int count = block_kv / 2;
+  // Wide heads have no registers for biases that are loaded ahead.
+  static constexpr bool loads_bias = features.bias && !Shape::wide;
+  using Added = forward_sm90::Added<features, features.bias && !loads_bias>;
+  using Tile = float[count];
+  using Packed = unsigned[block_kv / 16][4];
+  using ProgramRow = typename tile::Score<features>::ProgramRow;
+  using ProgramKey = typename tile::Score<features>::ProgramKey;
+
+  tile::Score<features> score;
+  mutable tile::BiasPairs<features, loads_bias ? count : 0> bias;  // of the block whose scores come next
+  mutable unsigned bias_smem;                                      // of this lane's row, where they are in shared memory
+  float exponent_scale;                                            // softmax is 2^(exponent_scale (s - maximum))
+  int row;
+  int column;
+
+  __device__ __forceinline__ ScoreOptions(const AttentionArgs& args, const forward_sm90::Tile& tile, int first_row,
+                                          int lane)
+      : score(args, tile.sequence, tile.head_idx),
+        exponent_scale(score.unit_scale() * tile::log2_e),
+        row(first_row + lane / 4),
+        column(2 * (lane % 4)) {}
+
+  /// Starts to load the biases of a block: before its scores are ready, after those of the block before were made.
+  __device__ __forceinline__ void load_bias(int kv_begin) const {
+    if constexpr (features.bias && Shape::bias_stages == 0)
+      bias.load(score, ptx::registers_fresh(row), kv_begin + column, kv_begin + block_kv);
+  }
+  /// Starts to bring those of a later block to L2: a warp has 16 rows.
+  __device__ __forceinline__ void prefetch_bias(int kv_begin) const {
+    if constexpr (features.bias && Shape::bias_stages == 0) {
+      const int own = ptx::registers_fresh(row), lane = 4 * (own % 8) + column / 2;
+      bias.template prefetch<16, block_kv>(score, own / 16 * 16, kv_begin, lane);
+    }
+  }
+
+  /// The biases of S[i] to S[i + 7], by a whole warp: of 16 keys.
+  __device__ __forceinline__ void read_biases(int i, unsigned (&pairs)[4]) const {
+    constexpr int bytes_of_chunk = wg_rows * Shape::bias_keys * 2, step = i_of_chunk;
+    ptx::ldmatrix_x4(pairs, (bias_smem ^ i % step * 4) + i / step * bytes_of_chunk);
+  }
+  static constexpr int i_of_chunk = Shape::bias_keys / 2;
+  /// All of the block to registers.
+  __device__ __forceinline__ void read_biases() const {
+    if constexpr (Shape::bias_stages > 0) {
+#pragma unroll
+      for (int i = 0; i < count; i += 8) {
+        unsigned pairs[4];
+        read_biases(i, pairs);
+#pragma unroll
+        for (int p = 0; p < 4; ++p) bias.pairs[i / 2 + p] = __builtin_bit_cast(typename decltype(bias)::Pair, pairs[p]);
+      }
+    }
+  }
+
+  __device__ __forceinline__ static constexpr int row_of(int i) { return i / 2 % 2; }
+  __device__ __forceinline__ static constexpr int key_of(int i) { return 8 * (i / 4) + i % 2; }
+
+  /// tile::Score::in_units, with a soft cap of two instructions of the special function unit: tanh(x) is
+  /// 1 - 2 / (1 + e^2x), with an error of 3e-7. Near 0, where lse may be no larger than that times the cap, it is a
+  /// polynomial; not inside of the edges, where scores that are all small do not come here.
+  template <bool interior = false>
+  __device__ __forceinline__ float in_units(float dot, float added) const {
+    if constexpr (features.softcap) {
+      const float x = dot * (score.scale / score.softcap), square = x * x;
+      const float exponential =
+          ptx::exp2(interior ? dot * (2.0f * tile::log2_e * score.scale / score.softcap) : x * (2.0f * tile::log2_e));
+      float tanh = ptx::fma(-2.0f, ptx::reciprocal(1.0f + exponential), 1.0f);
+      if (!interior && square < 0.01f) tanh = x * ptx::fma(square, ptx::fma(square, 2.0f / 15, -1.0f / 3), 1.0f);
+      return ptx::fma(score.softcap, tanh, added);
+    }
+    return ptx::fma(dot, score.scale, added);
+  }
+
+  /// Soft cap, bias and ALiBi where no score needs a test. Rows past the last query repeat it: bias has no row for them.
+  template <bool interior = false>
+  __device__ __forceinline__ void modify(Tile& S, int kv_begin) const {
+    if constexpr (!tile::Score<features>::linear) {
+      const int first_row = ptx::registers_fresh(row);  // nothing of this is worked out before the scores are ready
+      const Added added[2] = {added_to(first_row, kv_begin), added_to(first_row + 8, kv_begin)};
+      if constexpr (features.score_program) return modify_by_program<interior>(S, first_row, kv_begin, added);
+      if (features.bias && bias.some_large()) {
+        add<true, interior>(S, added);
+      } else {
+        add<false, interior>(S, added);
+      }
+    }
+  }
+  template <bool large_bias, bool interior>
+  __device__ __forceinline__ void add(Tile& S, const Added (&added)[2]) const {
+#pragma unroll
+    for (int i = 0; i < count; ++i)
+      S[i] = in_units<interior>(S[i], added[row_of(i)].at(key_of(i), bias.template at<large_bias>(i)));
+  }
+
+  /// What the program knows of a row. A key is seen by both rows of a thread.
+  __device__ __forceinline__ ProgramRow program_row(int q) const {
+    return score.program.row(tile::min(q, score.len_q - 1));
+  }
+  template <bool interior>
+  __device__ __forceinline__ void modify_by_program(Tile& S, int first_row, int kv_begin, const Added (&added)[2]) const {
+    const ProgramRow rows[2] = {program_row(first_row), program_row(first_row + 8)};
+#pragma unroll
+    for (int i = 0; i < count; ++i) {
+      if (row_of(i) != 0) continue;
+      const ProgramKey key = score.program.key(kv_begin + column, key_of(i));
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        float& s = S[i + 2 * r];
+        const float before = in_units(s, added[r].at(key_of(i), bias.at(i + 2 * r)));
+        s = interior ? programmed_inside(before, rows[r], key) : score.programmed(before, rows[r], key);
+      }
+    }
+  }
+  /// Score::programmed in a block that keeps its rows' references, which are bounded. What is larger overflows next to
+  /// them, and the tile is done again with a running maximum; what is far below must not be so next to a reference that is,
+  /// too.
+  __device__ __forceinline__ float programmed_inside(float s, const ProgramRow& row, const ProgramKey& key) const {
+    if constexpr (!features.score_program) {
+      return s;
+    } else if constexpr (features.score_hides || !tile::Score<features>::may_be_huge) {
+      return score.programmed(s, row, key);
+    } else {
+      return ptx::max_or_nan(score.program.score(s, row, key), -tile::largest_score);
+    }
+  }
+  /// What the program makes of S[i].
+  __device__ __forceinline__ float programmed(float s, const ProgramRow& of_row, int kv_begin, int i) const {
+    return score.programmed(s, of_row, score.program.key(kv_begin + column, key_of(i)));
+  }
+  __device__ __forceinline__ Added added_to(int q, int kv_begin) const {
+    return {score, tile::min(q, score.len_q - 1), kv_begin + column};
+  }
+
+  /// The same for an edge block: scores that are not visible become -inf, whatever they were. At the left edge of a window,
+  /// before the interior, every query sees the last key of the block.
+  template <bool left_edge = false, bool modifies = !tile::Score<features>::linear>
+  __device__ __forceinline__ void modify_and_mask(Tile& S, int kv_begin) const {
+    int begin[2], end[2];  // the keys of the block that a row sees, counted from kv_begin + column
+    const int first_row = ptx::registers_fresh(row);  // worked out for each block, not kept
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int q = first_row + 8 * r;
+      int first = 0, last = score.visible_kv;
+      if constexpr (features.window_left) first = score.window_begin(q);
+      if constexpr (features.left_padding) first = features.window_left ? tile::max(first, score.first_kv) : score.first_kv;
+      if constexpr (features.window_right) last = tile::min(last, score.window_end(q));
+      if (q >= score.len_q) last = 0;
+      begin[r] = first - kv_begin - column;
+      end[r] = last - kv_begin - column;
+    }
+    const Added added[2] = {added_to(first_row, kv_begin), added_to(first_row + 8, kv_begin)};
+    const ProgramRow rows[2] = {program_row(first_row), program_row(first_row + 8)};
+#pragma unroll
+    for (int i = 0; i < count; ++i) {
+      const int r = row_of(i);
+      bool visible = left_edge || key_of(i) < end[r];
+      if constexpr (Shape::left_edge) visible = visible && key_of(i) >= begin[r];
+      if constexpr (features.mask) {
+        visible = visible && score.mask[(row + 8 * r) * score.mask_stride + kv_begin + column + key_of(i)] != 0;
+      }
+      if constexpr (modifies && (loads_bias || !features.bias) && !features.score_program) {
+        const float modified = in_units(S[i], added[r].at(key_of(i), bias.at(i)));  // no branch: the bias is loaded
+        S[i] = visible ? modified : -tile::infinity;
+      } else if constexpr (modifies) {
+        S[i] = visible ? programmed(in_units(S[i], added[r].at(key_of(i), bias.at(i))), rows[r], kv_begin, i)
+                       : -tile::infinity;
+      } else {
+        S[i] = visible ? S[i] : -tile::infinity;
+      }
+    }
+  }
+
+  /// Whether the probability of this query and key reaches the output. For the rare cases that ask key by key.
+  __device__ __forceinline__ bool reaches_output(const AttentionArgs& args, const forward_sm90::Tile& tile, int q,
+                                                 int key) const {
+    bool result = score.visible(q, key);
+    if constexpr (features.made_words) result = result && is_in_words(args, tile, q, key);
+    if constexpr (features.score_program) result = result && score_of(args, tile, q, key) != -tile::infinity;
+    if constexpr (features.dropout)
+      result = result && tile::Dropout(args, tile.sequence.batch_idx, tile.head_idx).keeps(q, key);
+    return result;
+  }
+
+  /// Whether the masks show a pair, by the words that were made before: a tile that they show completely has none.
+  __device__ __forceinline__ bool is_in_words(const AttentionArgs& args, const forward_sm90::Tile& tile, int q,
+                                              int key) const {
+    if (score.map.template of<mask_unit, mask_unit>(q / mask_unit * mask_unit, key / mask_unit * mask_unit) ==
+        TileClass::full)
+      return true;
+    constexpr int keys = Shape::block_kv / 32;  // of a bit's lane
+    const auto* const row =
+        mask::made_words<Shape::block_q, Shape::block_kv>(args, tile.list.row_tile, key / Shape::block_kv) +
+        q % Shape::block_q;
+    const int inside = key % Shape::block_kv;
+    return ((*row)[inside % keys] >> inside / keys & 1) != 0;
+  }
+
+  /// The score of a visible pair, by one thread.
+  __device__ __forceinline__ float score_of(const AttentionArgs& args, const forward_sm90::Tile& tile, int q,
+                                            int key) const {
+    using Element = typename Shape::Element;
+    const Element* Q = tile::query_rows<const Element, features>(args.Q, tile.sequence, tile.head_idx).row(q);
+    const Element* K =
+        tile::key_source<const Element, features>(args, args.K, tile.sequence, tile.head_idx / args.group).row(key);
+    float dot = 0;
+#pragma unroll 1
+    for (int d = 0; d < config.head_dim; ++d) dot = ptx::fma(ptx::to_float(Q[d]), ptx::to_float(K[d]), dot);
+    return score.full(dot, q, key);
+  }
+};
+
+// What happens to a tile of scores in registers between Q K^T and P V:
+//
+//     options and mask     modify, modify_and_mask
+//     online maximum       raise_maximum                     edge blocks, and all blocks of a retry
+//     P = 2^(S - max)      exponentiate, probability_of      and this thread's part of the row sums
+//     dropout              drop
+//     P in 16 bits         pack
+
+/// From the scores of one thread to its part of P.
+template <ForwardConfig config>
+struct ScoreMath : ScoreOptions<config> {
+  using Base = ScoreOptions<config>;
+  using Base::Base, Base::features, Base::count, Base::score, Base::exponent_scale, Base::row, Base::column;
+  using Base::row_of, Base::key_of, Base::added_to;
+  using typename Base::Shape, typename Base::Added, typename Base::Tile, typename Base::Packed;
+
+  /// Raises the running maximum of both rows by this block; `rescale` is what older sums must be multiplied by.
+  __device__ __forceinline__ void raise_maximum(const Tile& S, float (&row_max)[2], float (&rescale)[2]) const {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      float block_max = S[2 * r];
+#pragma unroll
+      for (int i = 0; i < count; ++i) {
+        if (row_of(i) == r) block_max = ptx::max(block_max, S[i]);
+      }
+      block_max = ptx::max(block_max, ptx::shuffle_xor(block_max, 1));
+      block_max = ptx::max(block_max, ptx::shuffle_xor(block_max, 2));
+      const float raised = ptx::max(row_max[r], block_max);
+      rescale[r] = ptx::exp2((row_max[r] - finite(raised)) * exponent_scale);
+      row_max[r] = raised;
+    }
+  }
+
+  static constexpr bool may_be_huge =
+      features.bias || (features.score_program && tile::Program<features.score_program>::largest > 4096.0f);
+
+  /// Whether a row's reference, in powers of 2, is so large that the rounding error of its product with the scale is an
+  /// exponent. Edge blocks then take it off first; a tile whose other blocks did not is done again.
+  __device__ __forceinline__ static bool is_large(float reference) {
+    return !may_be_huge && ptx::abs(reference) > tile::large_reference;
+  }
+
+  /// exponentiate() with references of any size.
+  __device__ __forceinline__ void exponentiate_any(Tile& S, const float (&row_max)[2], float (&row_sum)[2]) const {
+    if constexpr (may_be_huge) return exponentiate(S, row_max, row_sum);
+    const float scaled[2] = {finite(row_max[0]) * exponent_scale, finite(row_max[1]) * exponent_scale};
+    if (!ptx::any(is_large(scaled[0]) || is_large(scaled[1]))) return exponentiate(S, row_max, row_sum);
+#pragma unroll
+    for (int i = 0; i < count; ++i) S[i] -= finite(row_max[row_of(i)]);
+    exponentiate(S, {0, 0}, row_sum);
+  }
+
+  /// S becomes 2^(exponent_scale (S - row_max)); this thread's part of the row sums grows by it.
+  __device__ __forceinline__ void exponentiate(Tile& S, const float (&row_max)[2], float (&row_sum)[2]) const {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float shift = -finite(row_max[r]) * exponent_scale;
+      float even = 0, odd = 0;  // two chains of additions
+#pragma unroll
+      for (int i = 0; i < count; ++i) {
+        if (row_of(i) != r) continue;
+        // The rounding error of a huge maximum's product would be an exponent.
+        S[i] =
+            ptx::exp2(may_be_huge ? (S[i] - finite(row_max[r])) * exponent_scale : ptx::fma(S[i], exponent_scale, shift));
+        (i % 2 == 0 ? even : odd) += S[i];
+      }
+      row_sum[r] += even + odd;
+    }
+  }
+
+  /// modify() and exponentiate(). Where no score of the warp is beyond a part of the soft cap, a polynomial takes the place
+  /// of tanh, and its last step that of the exponent's.
+  __device__ __forceinline__ void probability_of(Tile& S, int kv_begin, const float (&row_max)[2],
+                                                 float (&row_sum)[2]) const {
+    if constexpr (features.softcap && !features.score_program) {
+      const float to_x = score.scale / score.softcap;
+      const float largest = tile::largest_magnitude(S) * to_x;
+      if (ptx::all(largest <= 0.25f)) {
+        ptx::path<"forward/sm90 soft cap of three terms">();
+        return exponentiate_capped(S, kv_begin, row_max, row_sum, to_x, {0.99999960f, -0.33321908f, 0.12841613f});
+      }
+      if (ptx::all(largest <= 0.5f)) {
+        ptx::path<"forward/sm90 soft cap of four terms">();
+        return exponentiate_capped(S, kv_begin, row_max, row_sum, to_x,
+                                   {0.99999946f, -0.33326318f, 0.13190297f, -0.04440222f});
+      }
+      ptx::path<"forward/sm90 soft cap by exponential">();
+    }
+    if constexpr (Shape::bias_stages > 0) {
+      // The rounding error of a huge maximum's product would be an exponent.
+      const auto is_small = [](float maximum) { return ptx::abs(finite(maximum)) <= 4096.0f; };
+      if (ptx::all(is_small(row_max[0]) && is_small(row_max[1]))) {
+        return exponentiate_biased(S, row_max, row_sum);
+      }
+      this->read_biases();
+    }
+    if constexpr (features.alibi && !features.softcap && !features.bias && !features.score_program) {
+      const int key = ptx::registers_fresh(row) / 16 * 16 + score.len_kv - score.len_q;  // of the warp's first diagonal
+      if (Shape::from_diagonal || ptx::all(kv_begin + Base::block_kv <= key || kv_begin >= key + 16)) {
+        ptx::path<"forward/sm90 ALiBi on one side of the diagonal">();
+        return exponentiate_sloped(S, kv_begin, row_max, row_sum, kv_begin < key ? score.slope : -score.slope);
+      }
+    }
+    this->template modify<true>(S, kv_begin);
+    exponentiate(S, row_max, row_sum);
+  }
+
+  /// A bias by itself. What is too large for a float becomes 0 or Inf here, as it would where it is bounded first.
+  __device__ __forceinline__ void exponentiate_biased(Tile& S, const float (&row_max)[2], float (&row_sum)[2]) const {
+    const float factor = score.scale * exponent_scale;
+    const float shift[2] = {-finite(row_max[0]) * exponent_scale, -finite(row_max[1]) * exponent_scale};
+    float sums[4] = {};
+#pragma unroll
+    for (int i = 0; i < count; i += 8) {
+      unsigned pairs[4];
+      this->read_biases(i, pairs);
+#pragma unroll
+      for (int e = 0; e < 8; ++e) {
+        const float bias = e % 2 == 0 ? ptx::unpack_low<features.bias_dtype>(pairs[e / 2])
+                                      : ptx::unpack_high<features.bias_dtype>(pairs[e / 2]);
+        S[i + e] = ptx::exp2(ptx::fma(S[i + e], factor, ptx::fma(bias, exponent_scale, shift[row_of(e)])));
+        sums[e % 4] += S[i + e];
+      }
+    }
+    row_sum[0] += sums[0] + sums[1];
+    row_sum[1] += sums[2] + sums[3];
+  }
+
+  /// ALiBi where all keys are on one side of the diagonal: what it adds is linear in the key, by `slope`.
+  __device__ __forceinline__ void exponentiate_sloped(Tile& S, int kv_begin, const float (&row_max)[2], float (&row_sum)[2],
+                                                      float slope) const {
+    const int first_row = ptx::registers_fresh(row);
+    const float factor = score.scale * exponent_scale, of_key = slope * exponent_scale;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      // Large terms, the distance of the first key and the maximum, cancel before the score is added.
+      const float first =
+          ptx::fma(added_to(first_row + 8 * r, kv_begin).distance, -of_key, -finite(row_max[r]) * exponent_scale);
+      float sums[2] = {};
+#pragma unroll
+      for (int i = 0; i < count; ++i) {
+        if (row_of(i) != r) continue;
+        S[i] = ptx::exp2(ptx::fma(S[i], factor, ptx::fma(of_key, static_cast<float>(key_of(i)), first)));
+        sums[i % 2] += S[i];
+      }
+      row_sum[r] += sums[0] + sums[1];
+    }
+  }
+
+  /// cap tanh(x) = dot scale p(x^2), to 6e-7.
+  template <int terms>
+  __device__ __forceinline__ void exponentiate_capped(Tile& S, int kv_begin, const float (&row_max)[2], float (&row_sum)[2],
+                                                      float to_x, const float (&p)[terms]) const {
+    const int first_row = ptx::registers_fresh(row);
+    float factor[terms];  // of the powers of dot^2
+    float power = score.scale * exponent_scale;
+#pragma unroll
+    for (int t = 0; t < terms; ++t, power *= to_x * to_x) factor[t] = p[t] * power;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const Added added = added_to(first_row + 8 * r, kv_begin);
+      const float shift = -finite(row_max[r]) * exponent_scale;
+      float sums[2] = {};
+#pragma unroll
+      for (int i = 0; i < count; ++i) {
+        if (row_of(i) != r) continue;
+        const float square = S[i] * S[i];
+        float slope = factor[terms - 1];
+#pragma unroll
+        for (int t = terms - 2; t >= 0; --t) slope = ptx::fma(slope, square, factor[t]);
+        const float rest = features.bias ? (added.at(key_of(i), this->bias.at(i)) - finite(row_max[r])) * exponent_scale
+                                         : ptx::fma(added.at(key_of(i), 0), exponent_scale, shift);
+        S[i] = ptx::exp2(ptx::fma(S[i], slope, rest));
+        sums[i % 2] += S[i];
+      }
+      row_sum[r] += sums[0] + sums[1];
+    }
+  }
+
+  /// What decides on a block of this thread's scores.
+  struct Draw {
+    tile::Dropout dropout;
+    unsigned rows, columns;
+  };
+  __device__ __forceinline__ Draw draw(const AttentionArgs& args, const forward_sm90::Tile& tile, int kv_begin) const {
+    Draw draw{.dropout = {args, tile.sequence.batch_idx, tile.head_idx}};
+    if constexpr (features.dropout) {
+      draw.dropout.key0 = ptx::shuffle(draw.dropout.key0, 0);  // known to be uniform: so are the keys of the rounds
+      draw.dropout.key1 = ptx::shuffle(draw.dropout.key1, 0);
+      draw.rows = tile::Dropout::row_counter(row);
+      draw.columns = ptx::registers_fresh(tile::Dropout::column_counter(kv_begin + column));
+    }
+    return draw;
+  }
+
+  /// What dropout keeps may be far below a row's reference, and is scaled up at the end: in float16 it is scaled out of the
+  /// subnormal numbers. What overflows then makes O infinite, and Epilogue sees to it.
+  static constexpr float P_scale = features.dropout && Shape::type == Type::float16 ? 256.0f : 1.0f;
+
+  /// Dropout, once the row sums have taken the probabilities in. What is kept is scaled at the end of the tile.
+  __device__ __forceinline__ static void drop(Tile& S, const Draw& draw) {
+    if constexpr (features.dropout) {
+#pragma unroll
+      for (int i = 0; i < count; i += 16) {
+        tile::DropoutWords random[2];
+        draw.dropout.words(draw.rows, draw.columns + i / 2, random);
+#pragma unroll
+        for (int e = 0; e < 16; ++e) {
+          const unsigned word = random[e / 8].at(row_of(e), e / 4 % 2, e % 2);
+          S[i + e] = word >= draw.dropout.threshold ? S[i + e] * P_scale : 0.0f;
+        }
+      }
+    }
+  }
+
+  /// P as the A operand of P V.
+  __device__ __forceinline__ static void pack(const Tile& S, Packed& P) {
+#pragma unroll
+    for (int i = 0; i < count; i += 8) {
+#pragma unroll
+      for (int p = 0; p < 4; ++p) P[i / 8][p] = ptx::pack<Shape::type>(S[i + 2 * p], S[i + 2 * p + 1]);
+    }
+  }
+
+  /// A row that has seen no key has no maximum; any number will do.
+  __device__ __forceinline__ static float finite(float maximum) { return maximum == -tile::infinity ? 0.0f : maximum; }
+};
+
+}  // namespace flash_attention::forward_sm90
