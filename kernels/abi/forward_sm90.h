@@ -41,7 +41,7 @@ constexpr int forward_sm90_blocks_per_sm(const ForwardConfig& config) {
 }
 
 /// Whether masks that choose their tiles come to the warpgroups as words of bits: a launch before has made them
-/// (kernels/mask/word_maker.cuh), or warps of the kernel do (kernels/forward/sm90/mask.cuh).
+/// (kernels/mask/words.cuh), or warps of the kernel do (kernels/forward/sm90/mask.cuh).
 /// Blocks, and hidden rows of two numbers a key, are tested by the warpgroups where they are by themselves.
 constexpr bool forward_sm90_has_mask_words(const ForwardConfig& config) {
   const Features& f = config.features;

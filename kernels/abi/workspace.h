@@ -39,7 +39,7 @@ enum class ForwardSm90Region : int { O = 0, statistics = 1, mask_words = 2 };
 /// V^T, which the first launch makes.
 enum class ForwardSm90Fp8Region : int { transposed_V = 0 };
 
-/// What the blocks that share an item exchange: decode/parts.cuh.
+/// What the blocks that share an item exchange: decode/merge.cuh.
 enum class DecodeRegion : int {
   arrivals = 0,     // a word for each block
   parts = 1,        // two parts for each block, or as many for both as an item may have

@@ -1,24 +1,182 @@
 #pragma once
 
-#include "decode/narrow.cuh"
-#include "decode/queries.cuh"
+// The two products of decode/sm80 with K and V in 8 bits, which become 16-bit elements in registers.
+//
+// ldmatrix moves pairs of bytes. As it reads K, a lane gets four neighbouring columns of a key, 4t to 4t + 3 of 16; the
+// products take them as columns 2t, 2t + 1, 2t + 8 and 2t + 9, and Q is in the same order. As it transposes V, a lane
+// gets columns 2g and 2g + 1 of keys 2t and 2t + 1: a block of eight even columns and one of eight odd ones. Each element
+// of O has the sum that it always has; which column it is, Finish knows.
+
 #include "decode/scores.cuh"
+#include "decode/shape.cuh"
 #include "ptx/fence.cuh"
 #include "ptx/path.cuh"
+#include "tile/mma.cuh"
+#include "tile/narrow_pairs.cuh"
+
+namespace flash_attention::decode {
+
+using namespace abi;
+
+/// S += Q K^T. load_Q(A, step) brings 16 columns of Q, load_codes(codes, n, step) 16 keys, columns of step and step + 1.
+template <Type code, Type type, int steps, int blocks, typename LoadQ, typename LoadCodes>
+__device__ __forceinline__ void multiply_codes(float (&S)[1][blocks][4], LoadQ load_Q, LoadCodes load_codes) {
+  static_assert(steps % 2 == 0);
+#pragma unroll
+  for (int step = 0; step < steps; step += 2) {
+    unsigned A[2][4];
+    load_Q(A[0], step);
+    load_Q(A[1], step + 1);
+#pragma unroll
+    for (int n = 0; n < blocks / 2; ++n) {
+      unsigned codes[4];  // (keys 0-7, step), (keys 0-7, step + 1), (keys 8-15, step), (keys 8-15, step + 1)
+      load_codes(codes, n, step);
+#pragma unroll
+      for (int u = 0; u < 2; ++u) {
+        const tile::TwoPairs first = tile::to_pairs<code, type>(codes[u]),
+                             second = tile::to_pairs<code, type>(codes[2 + u]);
+        const unsigned B[4] = {first.first, first.second, second.first, second.second};
+        tile::mma_pair<type>(S[0][2 * n], S[0][2 * n + 1], A[u], B);
+      }
+    }
+  }
+}
+
+/// O += P V. load_codes(codes, c, step) brings 16 keys of columns 32c to 32c + 31, transposed.
+template <Type code, Type type, int blocks, int key_blocks, typename LoadCodes>
+__device__ __forceinline__ void add_codes(float (&O)[1][blocks][4], const float (&P)[1][key_blocks][4],
+                                          LoadCodes load_codes) {
+  static_assert(blocks % 4 == 0);
+#pragma unroll
+  for (int step = 0; step < key_blocks / 2; ++step) {
+    unsigned A[4];
+    tile::pack_a<type>(A, P[0][2 * step], P[0][2 * step + 1]);
+#pragma unroll
+    for (int c = 0; c < blocks / 4; ++c) {
+      unsigned codes[4];  // (keys 0-7, 16 columns), (keys 8-15, 16 columns), and the next 16 columns
+      load_codes(codes, c, step);
+#pragma unroll
+      for (int u = 0; u < 2; ++u) {
+        const auto even_and_odd = [](unsigned x) { return tile::to_pairs<code, type, true>(x); };
+        const tile::TwoPairs first = even_and_odd(codes[2 * u]), second = even_and_odd(codes[2 * u + 1]);
+        const unsigned B[4] = {first.first, second.first, first.second, second.second};
+        tile::mma_pair<type>(O[0][4 * c + 2 * u], O[0][4 * c + 2 * u + 1], A, B);
+      }
+    }
+  }
+}
+
+// Q of an item of a decode kernel: from memory to shared memory, from there to registers where they suffice.
+
+template <ForwardConfig config>
+struct Queries : ConsumerShape<config> {
+  using Shape = ConsumerShape<config>;
+  using Shape::features, Shape::layout, Shape::threads, Shape::warp_keys, Shape::dim, Shape::narrow, Shape::q_steps,
+      Shape::Q_in_registers;
+  using typename Shape::Element, typename Shape::QTile, typename Shape::SharedStorage;
+
+  const AttentionArgs& args;
+  SharedStorage& storage;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int warp_row = warp % layout.row_warps * 16;
+  const int warp_key = warp / layout.row_warps % layout.tile_warps * warp_keys;
+  const tile::LanePlace place{lane};
+  const unsigned Q_smem = ptx::shared_address(&storage.Q);
+  unsigned Q[Q_in_registers ? q_steps : 1][4];
+
+  __device__ __forceinline__ Queries(const AttentionArgs& arguments, SharedStorage& shared)
+      : args(arguments), storage(shared) {}
+
+  static constexpr int chunks = dim / 8;
+  using Chunk = ptx::Vector<unsigned, 4>;
+  /// Q of an item is prefetched while the item before ends, if registers allow it.
+  static constexpr int own_chunks = tile::ceil_div(QTile::rows * chunks, threads);
+  static constexpr bool fetches_early = config.producer_warp && own_chunks <= 2 && tile::Score<features>::linear;
+  Chunk fetched[fetches_early ? own_chunks : 1];
+
+  __device__ __forceinline__ void fetch_Q(const Item<config>& item) {
+    const tile::Sequence sequence = tile::make_sequence<features>(args, item.batch_idx);
+#pragma unroll
+    for (int own = 0; own < own_chunks; ++own) fetched[own] = chunk_of(item, sequence, threadIdx.x + own * threads);
+  }
+
+  /// Q of an item to every warp. The barrier at the end of Finish frees its tile, and what it reads. same_rows: the rows
+  /// are those of the item before, of the same sequence and tokens.
+  __device__ __forceinline__ void load_Q(const Item<config>& item, bool same_rows) {
+    const tile::Sequence sequence = tile::make_sequence<features>(args, item.batch_idx);
+    if (threadIdx.x == 0) storage.item = item;
+    if (threadIdx.x == 0 && !same_rows) {  // of another sequence, or other tokens
+      const Tokens tokens = Item<config>::tokens_of(sequence, item.row_tile);
+      const tile::Score<features> score(args, sequence, item.kv_head_idx * config.group);
+      storage.sequence = sequence;
+      storage.full = score.keys_of_all(tokens.begin, tokens.end);
+    }
+    if constexpr (fetches_early) {
+#pragma unroll
+      for (int own = 0; own < own_chunks; ++own) {
+        const int index = static_cast<int>(threadIdx.x) + own * threads;
+        if (index < QTile::rows * chunks) store_Q(index / chunks, index % chunks, fetched[own]);
+      }
+    } else {
+      for (int index = threadIdx.x; index < QTile::rows * chunks; index += threads)
+        store_Q(index / chunks, index % chunks, chunk_of(item, sequence, index));
+    }
+    sync_consumers<config>();  // Q is ready for every warp
+    if constexpr (Q_in_registers) {
+#pragma unroll
+      for (int step = 0; step < q_steps; ++step) read_Q(Q[step], step);
+    }
+  }
+
+  __device__ __forceinline__ void take_Q(unsigned (&A)[4], int step) const {
+    if constexpr (Q_in_registers) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) A[e] = Q[step][e];
+    } else {
+      read_Q(A, step);
+    }
+  }
+
+ private:
+  /// Eight columns of a row; rows that do not exist are zero.
+  __device__ __forceinline__ Chunk chunk_of(const Item<config>& item, const tile::Sequence& sequence, int index) const {
+    const int row = index / chunks, chunk = index % chunks, packed = item.row_tile * config.block_q + row;
+    const int query = packed / config.group, head_idx = item.kv_head_idx * config.group + packed % config.group;
+    if (row >= config.block_q || query >= sequence.rows_q || chunk * 8 >= config.head_dim) return {};
+    const auto* from = tile::query_rows<const Element, features>(args.Q, sequence, head_idx).row(query) + chunk * 8;
+    return ptx::load_readonly(reinterpret_cast<const Chunk*>(from));
+  }
+
+  __device__ __forceinline__ void read_Q(unsigned (&A)[4], int step) const {
+    ptx::ldmatrix_x4(A, QTile::step(tile::a_address<QTile>(Q_smem, warp_row, lane), 2 * step));
+  }
+
+  /// Eight columns of a row of Q. K in 8 bits comes with four neighbouring columns to a lane, 4t to 4t + 3 of each 16,
+  /// which the products take as columns 2t, 2t + 1, 2t + 8 and 2t + 9: so Q is laid out in that order, too.
+  __device__ __forceinline__ void store_Q(int row, int chunk, const ptx::Vector<unsigned, 4>& values) const {
+    if constexpr (narrow) {
+#pragma unroll
+      for (int word = 0; word < 4; ++word) {
+        const int pair = chunk % 2 * 4 + word, to = pair % 2 * 4 + pair / 2;
+        ptx::store_shared(Q_smem + QTile::offset(row, chunk / 2 * 2 + to / 4) + to % 4 * 4, values[word]);
+      }
+    } else {
+      ptx::store_shared(Q_smem + QTile::offset(row, chunk), values);
+    }
+  }
+};
 
 // The consumer warps of a decode kernel: the two products of a KV block by mma.sync, and the online softmax between them.
 // Each warp has its own keys of every block, and its own online maximum over them.
 //
 //   for each KV block of the run:                                                            take
-//     at the beginning of an item: Q -> shared -> registers                                   queries.cuh
+//     at the beginning of an item: Q -> shared -> registers                                   Queries
 //     wait for K;  S = Q K^T;  K is read;  P = softmax step                                    attend
 //     wait for V;  O = O * rescale + P V;  V is read
 //     at the end of an item, or of the run: all warps' O, maxima and sums together            finish.cuh
 //
 // Who loads the tiles differs: decode/sm80.cuh, decode/sm90.cuh. A Gate synchronises a warp with the loads of a stage:
 // K_ready() and V_ready() wait for them, K_read() and V_read() say that the stage may be filled again.
-
-namespace flash_attention::decode {
 
 template <ForwardConfig config>
 struct Consumer : Queries<config> {

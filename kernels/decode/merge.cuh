@@ -1,8 +1,208 @@
 #pragma once
 
-#include "decode/finish_rows.cuh"
+// Where the blocks that share an item leave their parts of its result, and how the last of them knows that it is the last.
+//
+// DecodeRegion::arrivals: a word for each block, which counts who has come to the item that is cut at the block's end.
+// DecodeRegion::parts: two parts for each block: of the item that began before it, and of the one that it began. Where
+// splits are fixed, as many for both as an item may have there: the second part begins at second_part, the second block's
+// at second_block.
+//
+// The words need no initialisation, since a memset would cost as much as a short call. A word is 48 bits of tag, made from
+// its own address, and 16 bits of count. Whatever a workspace holds is no tag but by a chance of 2^-48, and then the first
+// block to look puts the tag there with a count of 0; the last to arrive puts the count back to 0 for the next call.
 
-// Merges the parts of an item, which several thread blocks have left in the workspace (decode/parts.cuh): a warp per row.
+#include "abi/decode.h"
+#include "decode/schedule.cuh"
+#include "decode/tiles.cuh"
+#include "forward/repair.cuh"
+#include "ptx/atomic.cuh"
+#include "ptx/mbarrier.cuh"
+#include "ptx/path.cuh"
+#include "ptx/registers.cuh"
+#include "ptx/shared.cuh"
+#include "tile/mma.cuh"
+#include "tile/scales.cuh"
+#include "tile/softmax.cuh"
+#include "tile/workspace.cuh"
+
+namespace flash_attention::decode {
+
+template <ForwardConfig config>
+struct Parts {
+  static constexpr bool splits = config.split_tiles > 0;
+  using Word = unsigned long long;
+
+  Word* words;
+  float* parts;
+  int rows = config.block_q;  // of a part
+  int many = 1;               // parts of each of a block's two items
+
+  __device__ __forceinline__ static long long offset(const AttentionArgs& args, DecodeRegion region) {
+    return args.workspace_offsets[static_cast<int>(region)];
+  }
+
+  __device__ __forceinline__ explicit Parts(const AttentionArgs& args)
+      : words(tile::workspace<Word>(args, DecodeRegion::arrivals)),
+        parts(tile::workspace<float>(args, DecodeRegion::parts)) {
+    if constexpr (config.row_grid || config.head_grid ||
+                  config.item_blocks > 0) {  // blocks of another blockIdx.y or z have their own
+      const int before = static_cast<int>(blockIdx.y + gridDim.y * blockIdx.z) * ptx::registers_fresh_grid();
+      words += before;
+      parts += 2ll * before * floats();
+    }
+    if constexpr (splits) {
+      const long long bytes = offset(args, DecodeRegion::second_part) - offset(args, DecodeRegion::parts);
+      rows = static_cast<int>(bytes / decode_part_bytes(config, 1));
+      many = static_cast<int>((offset(args, DecodeRegion::second_block) - offset(args, DecodeRegion::parts)) / (2 * bytes));
+    }
+  }
+
+  __device__ __forceinline__ Word tag_of(int block) const {
+    Word tag = reinterpret_cast<Word>(words + block) * 0x9E3779B97F4A7C15ull;
+    tag = (tag ^ tag >> 29) * 0xBF58476D1CE4E5B9ull;
+    return tag & ~Word{0xffff};
+  }
+
+  /// Before arrive(), by everyone who will: the word counts from 0.
+  __device__ __forceinline__ void prepare(int block) const {
+    const Word found = ptx::load_relaxed(words + block);
+    // Where this fails somebody else was faster.
+    if ((found & ~Word{0xffff}) != tag_of(block)) ptx::compare_exchange(words + block, found, tag_of(block));
+  }
+
+  /// Brings `own` parts: whether all of `count` have come; what each block wrote before is then visible here.
+  __device__ __forceinline__ bool arrive(int block, int count, int own = 1) const {
+    const Word before = ptx::atomic_add_acq_rel(words + block, static_cast<Word>(own));
+    if (static_cast<int>(before & 0xffff) + own < count) return false;
+    ptx::store_global(words + block, tag_of(block));
+    return true;
+  }
+
+  /// Part `slot` of all blocks'.
+  __device__ __forceinline__ float* at(int slot) const { return parts + slot * floats(); }
+  /// Part x of an item that block `first` begins.
+  __device__ __forceinline__ static int slot_of(int first, int x) { return 2 * (first + x) + (x == 0 ? 1 : 0); }
+  /// That of a split of an item whose first tile is tile `start` of all.
+  __device__ __forceinline__ int slot_of_split(const Shares& shares, const Item<config>& item, int start, int split) const {
+    const int tile = tile::max(item.first_tile, split * config.split_tiles), position = start + tile - item.first_tile;
+    const int first = shares.block_of(start), block = shares.block_of(position);
+    const int index =
+        block == first ? split - item.split_of(item.first_tile) : (position - shares.begin_of(block)) / config.split_tiles;
+    return (2 * block + (block == first ? 1 : 0)) * many + index;
+  }
+  __device__ __forceinline__ static long long value_offset(int row) {
+    return static_cast<long long>(row) * config.head_dim_v;
+  }
+  __device__ __forceinline__ long long statistics_offset(int row) const {
+    return static_cast<long long>(splits ? rows : config.block_q) * config.head_dim_v + 2 * row;
+  }
+
+ private:
+  __device__ __forceinline__ long long floats() const {
+    return decode_part_bytes(config, splits ? rows : config.block_q) / 4;
+  }
+};
+
+// How the rows of an item leave a decode kernel: where they go, the last factor, lse, O in 16 bits, and the repair of rows
+// that 0 * NaN has reached. Base of decode/merge.cuh, which merges splits, and of decode/finish.cuh.
+
+template <ForwardConfig config>
+struct FinishRows {
+  static constexpr Features features = config.features;
+  static constexpr DecodeLayout layout{config};
+  static constexpr int warps = config.num_warps, columns = layout.merge_columns;
+  static constexpr int dim_v = DecodeLayout::columns_of(config, config.head_dim_v);
+  static constexpr bool narrow = is_narrow(key_type(features));
+  static constexpr bool repairs_rows = tile::Score<features>::hides;
+  static constexpr bool shares_items = config.item_blocks != 1 && !config.strided_items;  // with other blocks
+  using Element = ptx::Element<features.dtype>;
+  using Four = ptx::Vector<float, 4>;
+  using Pair = ptx::Vector<float, 2>;
+
+  /// Of a block of a cluster (decode/cluster_merge.cuh).
+  struct Mailbox {
+    ptx::Mbarrier tiles_read;  // by all blocks that have a part
+    ptx::Mbarrier received;    // all pieces that this block merges
+  };
+
+  struct SharedStorage {
+    union {
+      alignas(16) float O[layout.merge_bytes / 4];     // decode/finish.cuh
+      float factors[warps][decode_max_parts(config)];  // of the parts, for the row that the warp merges
+    };
+    alignas(16) Pair statistics[16 * layout.row_warps][layout.key_warps];  // maximum in powers of two, sum
+    int is_last;
+    Mailbox mailbox;
+  };
+
+  /// By which probabilities are larger where they are multiplied by the scales of rows: of what is left, a float16 would
+  /// have few bits.
+  static constexpr int P_scale = features.token_scales && features.dtype == Type::float16 ? 256 : 1;
+
+  const AttentionArgs& args;
+  SharedStorage& storage;
+  const tile::Sequence& sequence;
+  const Item<config>& item;
+  int thread = threadIdx.x, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+
+  struct Row {
+    int query;
+    int head_idx;
+  };
+  __device__ __forceinline__ Row row_of(int row) const {
+    const int packed = item.row_tile * config.block_q + row;
+    return {packed / config.group, item.kv_head_idx * config.group + packed % config.group};
+  }
+  __device__ __forceinline__ int num_rows() const {
+    return tile::min(config.block_q, sequence.rows_q * config.group - item.row_tile * config.block_q);
+  }
+
+  /// What the row's sums are to be multiplied by, 0 where nothing is to be seen; lse.
+  __device__ __forceinline__ float finish_row(const Row& row, float max, float sum, float& lse) const {
+    if (row.query >= sequence.len_q) {
+      lse = -tile::infinity;
+      return 0;
+    }
+    float sink = -tile::infinity;
+    if constexpr (features.sink) sink = args.sink[row.head_idx];
+    const float factor = tile::finish_row(max, sum, sink, lse);
+    if constexpr (features.token_scales) return factor / P_scale;
+    if constexpr (features.kv_scales)
+      return factor * tile::head_scale<features>(args.V_scale, sequence.batch_idx, item.kv_head_idx);
+    return factor;
+  }
+
+  __device__ __forceinline__ Element* output(const Row& row) const {
+    return tile::query_rows<Element, features>(args.O, sequence, row.head_idx).row(row.query);
+  }
+  /// By one lane.
+  __device__ __forceinline__ void write_lse(const Row& row, float lse) const {
+    if (args.lse == nullptr) return;
+    ptx::store_global(args.lse + tile::statistics_offset<features>(args, sequence, row.head_idx) + row.query, lse);
+  }
+  /// Four neighbours of a row; whether all are finite.
+  __device__ __forceinline__ bool write_four(const Row& row, int column, const Four& sum, float factor) const {
+    float value[4], check = 0;
+#pragma unroll
+    for (int c = 0; c < 4; ++c) {
+      value[c] = factor == 0 ? 0 : sum[c] * factor;
+      check = ptx::fma(value[c], 0, check);
+    }
+    const ptx::Vector<unsigned, 2> packed{
+        {ptx::pack<features.dtype>(value[0], value[1]), ptx::pack<features.dtype>(value[2], value[3])}};
+    ptx::store_global(reinterpret_cast<ptx::Vector<unsigned, 2>*>(output(row) + column), packed);
+    return check == check;
+  }
+  /// A row that 0 * NaN has reached, once more, touching only what is visible. By the whole warp.
+  __device__ __forceinline__ void repair(const Row& row, float lse) const {
+    __syncwarp();  // what is replaced has been written
+    if (row.query >= sequence.len_q) return;
+    ptx::path<"decode/sm80 repaired row">();
+    repaired_output<config>(args, sequence, row.head_idx, row.query, lse).store(output(row), 1, lane);
+  }
+};
+
+// Merges the parts of an item, which several thread blocks have left in the workspace (decode/merge.cuh): a warp per row.
 //
 //   for each row:
 //     max, sum  of all parts, a part per lane
@@ -10,8 +210,6 @@
 //     O / sum -> global;  lse
 //
 // Or the merged rows become a part again: the first of a group, where an item has many.
-
-namespace flash_attention::decode {
 
 template <ForwardConfig config>
 struct MergeParts : FinishRows<config> {

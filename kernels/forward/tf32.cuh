@@ -1,6 +1,6 @@
 #pragma once
 
-#include "forward/sm80.cuh"
+#include "forward/sm80/kernel.cuh"
 #include "tile/split.cuh"
 
 // Attention forward of float32 on tensor cores (precision = fast): sm_80 and up, the whole contract.

@@ -1,13 +1,13 @@
 #pragma once
 
-#include "mask/byte_class.cuh"
-#include "mask/byte_rows.cuh"
-#include "mask/byte_words.cuh"
+#include "abi/key_bounds.h"
+#include "mask/bytes.cuh"
 #include "mask/program_rows.cuh"
-#include "mask/unit_bounds.cuh"
 #include "ptx/launch.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/shared.cuh"
+#include "ptx/warp.cuh"
+#include "tile/math.cuh"
 #include "tile/tile_map.cuh"
 
 // Which tiles of 64 queries and 64 keys the masks show, before the kernel that attends: abi/tile_map.h.
@@ -19,13 +19,40 @@
 //     for each row of tiles, by a warp:    a lane classifies one tile: none, partial or full       class_at
 //       two votes make the words of the row: seen, full
 //     [the same words by columns, for the backward pass]
-//     [for each partial block, for 32 rows, by a warp: a bit for each pair]                        word_maker.cuh
+//     [for each partial block, for 32 rows, by a warp: a bit for each pair]                        words.cuh
 //
-// With a boolean mask and words: those of all blocks first, which say what the tiles are          byte_words.cuh
-// or, where it is by itself, rows of bytes, 16 a lane                                             byte_rows.cuh
+// With a boolean mask and words: those of all blocks first, which say what the tiles are          bytes.cuh
+// or, where it is by itself, rows of bytes, 16 a lane                                             bytes.cuh
 // A program by itself, with words: a row tile at a time                                           program_rows.cuh
 //
 // The counter by which the next launch takes its tiles is set to 0 here, too (dynamic_scheduler).
+
+namespace flash_attention::mask {
+
+// What the hidden rows of the keys of a unit have in common.
+
+/// Of the unit's keys among rows_kv, in all lanes of a warp. `rows` are those of the first key.
+template <int hidden_bounds>
+__device__ __forceinline__ abi::KeyBounds bounds_of(const int* rows, int unit, int rows_kv) {
+  abi::KeyBounds bounds = abi::no_bounds();
+  const int end = tile::min((unit + 1) * abi::mask_unit, rows_kv);
+  for (int key = unit * abi::mask_unit + static_cast<int>(threadIdx.x) % 32; key < end; key += 32)
+    take_key(bounds, rows + key * hidden_bounds, hidden_bounds);
+#pragma unroll
+  for (int which = 0; which < 2; ++which) {
+#pragma unroll
+    for (int distance = 16; distance > 0; distance /= 2) {
+      const auto other = [&](int value) { return ptx::shuffle_xor(value, distance); };
+      bounds.begin_max[which] = tile::max(bounds.begin_max[which], other(bounds.begin_max[which]));
+      bounds.end_max[which] = tile::max(bounds.end_max[which], other(bounds.end_max[which]));
+      bounds.begin_min[which] = tile::min(bounds.begin_min[which], other(bounds.begin_min[which]));
+      bounds.end_min[which] = tile::min(bounds.end_min[which], other(bounds.end_min[which]));
+    }
+  }
+  return bounds;
+}
+
+}  // namespace flash_attention::mask
 
 namespace flash_attention {
 

@@ -164,7 +164,7 @@ TensorMaps decode_maps(const Problem& p, const Plan& plan, const Buffers& b) {
   return maps;
 }
 
-/// Slots: Map in kernels/decode/mla_producer.cuh.
+/// Slots: Map in kernels/decode/mla_sm90/producer.cuh.
 TensorMaps mla_maps(const Problem& p, const Plan& plan, const Buffers& b) {
   TensorMaps maps;
   if (!plan::mla_takes_boxes(p)) return maps;

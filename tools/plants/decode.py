@@ -4,8 +4,7 @@ from .plant import Plant
 
 COVER = "fuzz_emulated_test Kernels/CoverEmulated.*/decode_sm80"
 SHAPES = "kernels_emulated_test */DecodeSm80.* DecodeSm80Workspace.*"
-SCHEDULE, ITEM, LOAD = "kernels/decode/schedule.cuh", "kernels/decode/item.cuh", "kernels/decode/load.cuh"
-PARTS, ROWS = "kernels/decode/parts.cuh", "kernels/decode/finish_rows.cuh"
+SCHEDULE, LOAD = "kernels/decode/schedule.cuh", "kernels/decode/sm80.cuh"
 MERGE, KERNEL = "kernels/decode/merge.cuh", "kernels/decode/consumer.cuh"
 CLUSTER, SHARED = "kernels/decode/cluster_merge.cuh", "kernels_emulated_test Shared/DecodeSm90.*"
 
@@ -34,7 +33,7 @@ PLANTS = (
     ),
     Plant(
         "rows without keys have no tile",
-        ITEM,
+        SCHEDULE,
         "end_tile = tile::max(first_tile + 1, tile::ceil_div(seen.end, config.block_kv));",
         "end_tile = tile::max(first_tile, tile::ceil_div(seen.end, config.block_kv));",
         COVER,
@@ -62,7 +61,7 @@ PLANTS = (
     ),
     Plant(
         "the last tokens of a group's tile are left out",
-        ITEM,
+        SCHEDULE,
         "tile::ceil_div(tile::min(first + config.block_q, rows), config.group)};",
         "tile::min(first + config.block_q, rows) / config.group};",
         SHAPES,
@@ -117,23 +116,23 @@ PLANTS = (
     # Parts
     Plant(
         "the first part is where the next block's is",
-        PARTS,
+        MERGE,
         "return 2 * (first + x) + (x == 0 ? 1 : 0); }",
         "return 2 * (first + x); }",
         COVER,
         survives="two items meet there only where a block overtakes the one before it, and the emulator keeps their order",
     ),
-    Plant("the last to arrive is one too early", PARTS, "& 0xffff) + own < count)", "& 0xffff) + own + 1 < count)", COVER),
+    Plant("the last to arrive is one too early", MERGE, "& 0xffff) + own < count)", "& 0xffff) + own + 1 < count)", COVER),
     Plant(
         "the counter does not go back to 0",
-        PARTS,
+        MERGE,
         "    ptx::store_global(words + block, tag_of(block));\n    return true;",
         "    return true;",
         "kernels_emulated_test DecodeSm80Workspace.*",
     ),
     Plant(
         "what the workspace held counts",
-        PARTS,
+        MERGE,
         "if ((found & ~Word{0xffff}) != tag_of(block))",
         "if (false && (found & ~Word{0xffff}) != tag_of(block))",
         COVER,
@@ -173,7 +172,7 @@ PLANTS = (
     ),
     Plant(
         "the sink is that of the key head",
-        ROWS,
+        MERGE,
         "if constexpr (features.sink) sink = args.sink[row.head_idx];",
         "if constexpr (features.sink) sink = args.sink[item.kv_head_idx];",
         COVER,
@@ -181,14 +180,14 @@ PLANTS = (
     # Rows
     Plant(
         "rows of a group are those of the next head",
-        ROWS,
+        MERGE,
         "return {packed / config.group, item.kv_head_idx * config.group + packed % config.group};",
         "return {packed % (num_rows() / config.group + 1), item.kv_head_idx * config.group + packed % config.group};",
         COVER,
     ),
     Plant(
         "rows past seqused_q are attended",
-        ROWS,
+        MERGE,
         "    if (row.query >= sequence.len_q) {\n      lse = -tile::infinity;\n      return 0;\n    }\n",
         "",
         SHAPES,

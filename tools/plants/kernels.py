@@ -217,7 +217,7 @@ PLANTS = (
     ),
     Plant(
         "forward/sm80: query heads take key heads in turn",
-        "kernels/forward/sm80.cuh",
+        "kernels/forward/sm80/kernel.cuh",
         "auto result = tile::key_rows<const Element, features>(view, sequence, head_idx / args.group);",
         "auto result = tile::key_rows<const Element, features>(view, sequence, head_idx % (args.heads_q / args.group));",
         cover("forward_sm80"),

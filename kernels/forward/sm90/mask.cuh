@@ -5,7 +5,7 @@
 
 #include "forward/sm90/schedule.cuh"
 #include "forward/sm90/softmax.cuh"
-#include "mask/word_maker.cuh"
+#include "mask/words.cuh"
 #include "ptx/path.cuh"
 
 namespace flash_attention::forward_sm90 {
@@ -122,7 +122,7 @@ __device__ __forceinline__ void modify_then_hide(const ScoreMath<config>& math, 
 // attend to the one before:
 //
 //     for each tile, for each block of its list that the masks cut, for each warpgroup:
-//       make the words of some rows (mask/word_maker.cuh)
+//       make the words of some rows (mask/words.cuh)
 //       wait until the warpgroup has read its words; store
 //
 // What a mask knows of a key is read or computed once for 64 rows, and of a row once for a tile. Edges of windows and

@@ -45,7 +45,7 @@ std::int64_t reserve_decode_parts(const Problem& problem, const abi::ForwardConf
   const auto blocks = static_cast<std::int64_t>(std::min<double>(decode_tiles(problem, config), static_cast<double>(most)));
   plan.num_splits = static_cast<int>(std::max<std::int64_t>(blocks, 1));
   if (blocks == 0) return 0;
-  // decode/parts.cuh. Nothing of it needs to be set before the launch.
+  // decode/merge.cuh. Nothing of it needs to be set before the launch.
   using Region = abi::DecodeRegion;
   reserve(plan, Region::arrivals, blocks * 8);
   const std::int64_t part_bytes = abi::decode_part_bytes(config, part_rows(problem, config));

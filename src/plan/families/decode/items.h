@@ -3,7 +3,7 @@
 #include "abi/config.h"
 #include "flash_attention/plan.h"
 
-// What the kernels that share decode/schedule.cuh and decode/parts.cuh have in common.
+// What the kernels that share decode/schedule.cuh and decode/merge.cuh have in common.
 
 namespace flash_attention::plan {
 

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "decode/mla_storage.cuh"
+#include "decode/mla_sm90/storage.cuh"
 #include "ptx/matrix_store.cuh"
 
 // The end of an item of decode/mla_sm90, or of a block's part of one. Each warpgroup holds half of the columns of all rows:

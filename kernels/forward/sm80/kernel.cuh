@@ -1,14 +1,5 @@
 #pragma once
 
-#include "forward/sm80_keys.cuh"
-#include "forward/sm80_shape.cuh"
-#include "ptx/path.cuh"
-#include "ptx/registers.cuh"
-#include "ptx/shared.cuh"
-#include "tile/mma.cuh"
-#include "tile/softmax.cuh"
-#include "tile/tail.cuh"
-
 // Attention forward with mma.sync and cp.async: sm_80 and up, 16-bit types, the whole contract.
 //
 // A thread block takes one work tile: block_q queries of one head, 16 or 32 rows per warp. It loops over the KV blocks from
@@ -17,11 +8,74 @@
 //   Q -> shared (-> registers where they fit);  prefetch K of the last block
 //   for each KV block:
 //     wait for K;  prefetch V;       S = Q K^T             registers    multiply_keys
-//     wait for V;  prefetch next K;  P = softmax step      registers    sm80_scores.cuh, tile/softmax.cuh
+//     wait for V;  prefetch next K;  P = softmax step      registers    score_tile, tile/softmax.cuh
 //                                    O = O * rescale + P V  registers    add_values
-//   O / sum -> shared -> global, 16 bytes per lane;  lse                finish: sm80_epilogue.cuh
+//   O / sum -> shared -> global, 16 bytes per lane;  lse                finish
+
+#include "forward/repair.cuh"
+#include "forward/sm80/loads.cuh"
+#include "ptx/memory.cuh"
+#include "ptx/path.cuh"
+#include "ptx/registers.cuh"
+#include "ptx/shared.cuh"
+#include "tile/copy.cuh"
+#include "tile/dropout.cuh"
+#include "tile/mma.cuh"
+#include "tile/score.cuh"
+#include "tile/softmax.cuh"
+#include "tile/swizzle.cuh"
+#include "tile/tail.cuh"
 
 namespace flash_attention {
+
+using namespace abi;
+
+template <ForwardConfig config>
+struct ForwardSm80Shape {
+  static constexpr Features features = config.features;
+  static constexpr Type type = features.dtype;
+  static constexpr int block_q = config.block_q, block_kv = config.block_kv;
+  static constexpr int threads = 32 * config.num_warps;
+  static constexpr int dim = tile::round_up(config.head_dim, 16), dim_v = tile::round_up(config.head_dim_v, 16);
+  static constexpr int rows_per_warp = block_q / config.num_warps;
+  static constexpr int m_tiles = rows_per_warp / 16;
+  // Floats are multiplied in two parts each (tile/split.cuh): forward/tf32.
+  static constexpr bool split = type == Type::float32;
+  static constexpr int q_steps = dim / (split ? 8 : 16);
+  static constexpr bool Q_in_registers = !split && m_tiles * q_steps <= 8;  // 32 registers
+  // S and O fill 192 registers or more: the row sums, touched once a tile, are kept where they cost none.
+  static constexpr bool sums_in_shared = m_tiles * (block_kv + dim_v) / 2 >= 192;
+  // A NaN or Inf that some query may not see reaches it through 0 * NaN in P V; such rows are done again. So are those
+  // that see an Inf in two parts.
+  static constexpr bool repairs_rows = tile::Score<features>::hides || features.dropout || split;
+  // What dropout keeps may be far below a row's maximum, and is scaled up at the end: float16 uses all of its range for it.
+  static constexpr int log2_P_scale = features.dropout && type == Type::float16 ? 15 : 0;
+  using Element = ptx::Element<type>;
+  static constexpr int head_dim = config.head_dim, head_dim_v = config.head_dim_v;
+  static_assert(block_kv % 16 == 0 && rows_per_warp % 16 == 0 && m_tiles <= 2);
+
+  static constexpr int halves = sizeof(Element) / 2;  // columns of a tile that an element takes
+  using QTile = tile::SwizzledTile<block_q, halves * dim>;
+  using OTile = tile::SwizzledTile<block_q, halves * dim_v>;
+  using KTile = tile::SwizzledTile<block_kv, halves * dim>;
+  using VTile = tile::SwizzledTile<block_kv, halves * dim_v>;
+
+  struct SharedStorage {
+    union {
+      QTile Q;
+      OTile O;  // a warp writes the rows whose queries it alone has read, before the last tile's second barrier
+    };
+    KTile K;
+    VTile V;
+    float sums[sums_in_shared ? 2 * m_tiles : 1][sums_in_shared ? threads : 1];  // each thread its own
+  };
+
+  __device__ __forceinline__ static tile::BlockCoordinates block_of(const AttentionArgs& args, int block_idx) {
+    const int num_tiles = tile::ceil_div(args.seq_q, block_q);
+    return tile::query_block(tile::by_work<features>(block_idx, gridDim.x, num_tiles, args.seq_kv), num_tiles,
+                             args.heads_q);
+  }
+};
 
 template <ForwardConfig config>
 struct ForwardSm80 : ForwardSm80Shape<config> {
@@ -99,7 +153,7 @@ struct ForwardSm80 : ForwardSm80Shape<config> {
         [&](unsigned(&B)[4], int n, int step) { ptx::ldmatrix_x4(B, KTile::step(K_address, 2 * step) + n * 16 * 128); });
   }
 
-  /// Scores from dot products, -inf where hidden; P = 0 where dropped (sm80_scores.cuh).
+  /// Scores from dot products, -inf where hidden; P = 0 where dropped.
   template <bool some_hidden>
   __device__ __forceinline__ void score_tile(Scores& S, int kv_begin) const;
   __device__ __forceinline__ void drop_tile(Scores& P, int kv_begin) const;
@@ -201,16 +255,121 @@ struct ForwardSm80 : ForwardSm80Shape<config> {
     }
   }
 
-  /// Writes lse, and O through the warp's own rows of shared memory (sm80_epilogue.cuh).
+  /// Writes lse, and O through the warp's own rows of shared memory.
   __device__ __forceinline__ void finish();
 };
+// The scores of forward/sm80 in registers, between Q K^T and softmax: options and mask; and dropout after it.
 
-}  // namespace flash_attention
+/// Scores from dot products, -inf where hidden.
+template <ForwardConfig config>
+template <bool some_hidden>
+__device__ __forceinline__ void ForwardSm80<config>::score_tile(Scores& S, int kv_begin) const {
+#pragma unroll
+  for (int m = 0; m < m_tiles; ++m) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int i = q_begin + warp_row + 16 * m + place.row + 8 * half;
+      const tile::KeyRange range = score.keys_of(i);
+      // Without hidden scores the tile's last rows may still not exist: they read the last row's bias and are not stored.
+      const int existing = some_hidden ? i : tile::min(i, score.len_q - 1);
+#pragma unroll
+      for (int n = 0; n < block_kv / 8; ++n) {
+#pragma unroll
+        for (int e = 2 * half; e < 2 * half + 2; ++e) {
+          const int j = kv_begin + 8 * n + place.column + e % 2;
+          if (some_hidden && !score.visible(range, i, j)) {
+            S[m][n][e] = -tile::infinity;
+          } else {
+            S[m][n][e] = score.in_units(S[m][n][e], existing, j);
+          }
+        }
+      }
+    }
+  }
+}
 
-#include "forward/sm80_epilogue.cuh"
-#include "forward/sm80_scores.cuh"
+/// P = 0 where dropped; the factor 1 / (1 - p) waits for the end.
+template <ForwardConfig config>
+__device__ __forceinline__ void ForwardSm80<config>::drop_tile(Scores& P, int kv_begin) const {
+  const tile::Dropout dropout(args, sequence.batch_idx, head_idx);
+#pragma unroll
+  for (int m = 0; m < m_tiles; ++m) {
+    const unsigned row = tile::Dropout::row_counter(q_begin + warp_row + 16 * m + place.row);
+#pragma unroll
+    for (int n = 0; n < block_kv / 16; ++n) {
+      const tile::DropoutWords random = dropout.words(row, tile::Dropout::column_counter(kv_begin + 16 * n + place.column));
+#pragma unroll
+      for (int e = 0; e < 8; ++e) {
+        float& p = P[m][2 * n + e / 4][e % 4];
+        p = random.at(e / 2 % 2, e / 4, e % 2) >= dropout.threshold ? p : 0;
+      }
+    }
+  }
+}
 
-namespace flash_attention {
+// The epilogue of forward/sm80: O / sum -> shared -> global, 16 bytes per lane; lse; rows that 0 * NaN has reached again.
+
+/// Writes lse, and O through the warp's own rows of shared memory.
+template <ForwardConfig config>
+__device__ __forceinline__ void ForwardSm80<config>::finish() {
+  // Where the block is, worked out once more, from an index that the compiler cannot recognise: kept through the main
+  // loop it would cost registers that are not there.
+  const auto block = block_of(args, ptx::registers_fresh(blockIdx.x));
+  const tile::Sequence sequence = tile::make_sequence<features>(args, block.batch_idx);
+  const int head_idx = block.head_idx, q_begin = block.tile_idx * block_q;
+  const float scale_log2 = score.unit_scale() * tile::log2_e;
+  float sink = -tile::infinity;
+  if constexpr (features.sink) sink = args.sink[head_idx];
+  float lse[m_tiles][2];
+  float check = 0;  // NaN if anything is not finite
+#pragma unroll
+  for (int m = 0; m < m_tiles; ++m) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = warp_row + 16 * m + place.row + 8 * half, i = q_begin + row;
+      const bool used = i < sequence.len_q;
+      float factor = rows[m].template finish<log2_P_scale>(half, scale_log2, used ? sink : -tile::infinity, lse[m][half]);
+      if constexpr (features.dropout) factor *= args.keep_scale;
+      if (!used) factor = 0, lse[m][half] = -tile::infinity;
+      if (args.lse != nullptr && place.column == 0 && i < sequence.rows_q) {
+        args.lse[tile::statistics_offset<features>(args, sequence, head_idx) + i] = lse[m][half];
+      }
+#pragma unroll
+      for (int n = 0; n < dim_v / 8; ++n) {
+        float first = O[m][n][2 * half] * factor, second = O[m][n][2 * half + 1] * factor;
+        if (factor == 0) first = second = 0;
+        if constexpr (repairs_rows) check = ptx::fma(first, 0, ptx::fma(second, 0, check));
+        if constexpr (split) {
+          const unsigned offset = OTile::offset(row, 2 * n + place.column / 4) + place.column % 4 * 4;
+          ptx::store_shared(Q_smem + offset, ptx::Vector<float, 2>{{first, second}});
+        } else {
+          ptx::store_shared(Q_smem + OTile::offset(row, n) + 2 * place.column, ptx::pack<type>(first, second));
+        }
+      }
+    }
+  }
+  __syncwarp();  // the warp's rows are in shared memory
+  if constexpr (repairs_rows) {
+    if (ptx::any(check != check)) {
+#pragma unroll 1
+      for (int r = 0; r < rows_per_warp; ++r) {
+        float row_lse = 0;
+#pragma unroll
+        for (int m = 0; m < m_tiles; ++m) {
+#pragma unroll
+          for (int half = 0; half < 2; ++half) row_lse = r / 8 == 2 * m + half ? lse[m][half] : row_lse;
+        }
+        ptx::path<split ? "forward/tf32 repaired row" : "forward/sm80 repaired row">();
+        row_lse = ptx::shuffle(row_lse, r % 8 * 4);
+        if constexpr (split) row_lse = repair_lse<config>(args, sequence, head_idx, q_begin + warp_row + r, row_lse);
+        repair_output<config, OTile>(args, sequence, head_idx, q_begin + warp_row + r, row_lse, Q_smem, warp_row + r);
+      }
+      __syncwarp();  // the rows have been replaced
+    }
+  }
+  const auto to = tile::query_rows<Element, features>(args.O, sequence, head_idx).from(q_begin);
+  tile::store_tile<32, config.head_dim_v, rows_per_warp, OTile>(Q_smem, warp_row, to, lane);
+}
 
 template <ForwardConfig config>
 __device__ __forceinline__ void forward_sm80(const AttentionArgs& args) {

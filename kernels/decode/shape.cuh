@@ -1,10 +1,10 @@
 #pragma once
 
+// Sizes of a decode kernel that follow from its configuration, and its shared memory.
+
 #include "decode/finish.cuh"
 #include "decode/tiles.cuh"
 #include "ptx/mbarrier.cuh"
-
-// Sizes of a decode kernel that follow from its configuration, and its shared memory.
 
 namespace flash_attention::decode {
 
@@ -38,7 +38,7 @@ struct ConsumerShape {
     QTile Q;
     typename Finish::SharedStorage finish;
     // The same for all threads, and read now and then: no place for registers.
-    Cursor<config> loading[config.producer_warp ? 1 : config.num_warps];  // decode/load.cuh
+    Cursor<config> loading[config.producer_warp ? 1 : config.num_warps];  // decode/sm80.cuh
     Item<config> item;                                                    // that is worked on
     tile::Sequence sequence;
     tile::KeyRange full;  // the keys that all of its rows see

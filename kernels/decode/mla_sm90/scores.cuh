@@ -1,6 +1,6 @@
 #pragma once
 
-#include "decode/mla_storage.cuh"
+#include "decode/mla_sm90/storage.cuh"
 #include "decode/scores.cuh"
 #include "ptx/async.cuh"
 
