@@ -15,15 +15,11 @@ help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' Makefile
 
 run: ## flash against standard attention on the best device here: a table, and plots in build/run/
-	@tools/setup.sh build
-	@(tools/build.sh release flash-attention || true) >/dev/null 2>&1 & tools/setup.sh run || { wait; exit 1; }; wait
-	@tools/build.sh release flash-attention
+	@tools/prepare.sh run -- flash-attention
 	@$(ANY_PYTHON) tools/plot_run.py --command $(COMMAND) --output build/run
 
 test: ## set up, build and run every test; ends with passed, failed, skipped; ALL=1: the long tail, too
-	@tools/setup.sh build
-	@# Packages for Python arrive while the library compiles; the runner builds again and tells what failed.
-	@(tools/build.sh release || true) >/dev/null 2>&1 & tools/setup.sh run test || { wait; exit 1; }; wait
+	@tools/prepare.sh run test --
 	@$(PYTHON) tools/run_tests.py $(if $(ALL),--all)
 
 bench: ## measure this machine against PyTorch and more, in a few minutes; JSON and report in build/bench/
@@ -59,7 +55,7 @@ install: ## install library, headers and command below PREFIX (default /usr/loca
 	@cmake --install $(BUILD) $(if $(PREFIX),--prefix $(PREFIX))
 
 packages: ## a tarball and a Debian package of library, headers and command, in dist/
-	@tools/setup.sh build
+	@tools/setup.sh build packages
 	@tools/build.sh release flash_attention flash-attention flash-attention-pages
 	@cpack --config $(BUILD)/CPackConfig.cmake -B dist >$(BUILD)/cpack.log || (cat $(BUILD)/cpack.log; exit 1)
 	@rm -rf dist/_CPack_Packages && ls -1 dist/*.deb dist/*-Linux-*.tar.gz

@@ -14,4 +14,5 @@ fi
 old_glibc=OFF  # what is tested is linked as what is released: tools/wheels.py
 [ "$(uname -sm)" != "Linux x86_64" ] || old_glibc=ON
 "${VENV:-.venv}/bin/python" -m pip install --disable-pip-version-check --no-build-isolation --no-deps \
-  -C "cmake.define.FLASH_ATTENTION_BUILT_LIBRARY=$library" -C "cmake.define.FLASH_ATTENTION_OLD_GLIBC=$old_glibc" . >"$log" 2>&1 || { cat "$log" >&2; exit 1; }
+  --config-settings "cmake.define.FLASH_ATTENTION_BUILT_LIBRARY=$library" \
+  --config-settings "cmake.define.FLASH_ATTENTION_OLD_GLIBC=$old_glibc" . >"$log" 2>&1 || { tail -n 40 "$log" >&2; exit 1; }

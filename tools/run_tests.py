@@ -21,17 +21,19 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 import cpu_time
-from test_results import Result, print_summary, read_cpu_seconds, read_junit
+from progress import Progress
+from test_results import Result, failed, print_summary, read_cpu_seconds, read_junit
 
 ROOT = Path(__file__).resolve().parent.parent
 REPORTS = ROOT / "build" / "test-reports"
+# Of CPU time: the clock says little on a machine that does other work, too.
 FILE_LIMIT_S = 900
 LONG_TAIL_LIMIT_S = 4 * 3600
-BUILD_LIMIT_S = PYTEST_LIMIT_S = 3600
+BUILD_LIMIT_S = PYTEST_LIMIT_S = 2 * 3600
 
 
 def say(text: str) -> None:
@@ -56,8 +58,9 @@ def build(preset: str, targets: list[str], parallel: int | None = None) -> list[
         environment["FLASH_ATTENTION_PLAIN_BUILD"] = str(ROOT / "build" / "release")
     if parallel is not None:
         environment["CMAKE_BUILD_PARALLEL_LEVEL"] = str(parallel)
-    code, output = cpu_time.run(f"build {preset}", ["tools/build.sh", preset, *targets], ROOT, environment, BUILD_LIMIT_S)
-    return [Result(f"build {preset}", "failed", output)] if code else []
+    name = f"build {preset}"
+    reason, output = cpu_time.run(name, ["tools/build.sh", preset, *targets], ROOT, environment, BUILD_LIMIT_S)
+    return [failed(name, reason, output)] if reason else []
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,16 +96,14 @@ def run_file(preset: str, test: TestFile) -> list[Result]:
     prefix = f"{test.label if preset == 'release' else preset}/{test.name}"
     report = REPORTS / preset / f"{test.name}.xml"
     report.unlink(missing_ok=True)
-    command = [*test.command, f"--gtest_output=xml:{report}", "--gtest_brief=1"]
+    command = [*test.command, f"--gtest_output=xml:{report}"]
     limit_s = LONG_TAIL_LIMIT_S if os.environ.get("FLASH_ATTENTION_TEST_ALL") else FILE_LIMIT_S
-    code, output = cpu_time.run(prefix, command, ROOT, {**os.environ, **test.environment}, limit_s)
+    reason, output = cpu_time.run(prefix, command, ROOT, {**os.environ, **test.environment}, limit_s)
     results = read_junit(report, prefix)
-    if code != 0 and not any(r.outcome == "failed" for r in results):
-        results.append(Result(prefix, "failed", f"exit code {code}\n" + "\n".join(output.splitlines()[-60:])))
-    if code == 0 and not results:
+    if reason and not any(r.outcome == "failed" for r in results):
+        results.append(failed(prefix, reason, output))  # the output ends with the test that was running
+    if not reason and not results:
         results.append(Result(prefix, "failed", "ran, but reported no test"))
-    bad = sum(r.outcome == "failed" for r in results)
-    say(f"  {cpu_time.SPENT[prefix]:6.1f} s  {prefix}  {len(results)} tests" + (f", {bad} FAILED" if bad else ""))
     return results
 
 
@@ -112,32 +113,55 @@ def run_file(preset: str, test: TestFile) -> list[Result]:
 Job = tuple[str, Callable[[], list[Result]]]
 JOBS_AT_A_TIME = 3
 
+INSTALL = "python package"
+
 # What takes longest comes first, so that no core waits for the last job: names of jobs begin with these. The package for
-# Python is built before all of them, because pytest waits for it.
-LONGEST = (
-    "python package",
-    "asan",
-    "pytest python",
-    "fuzz_cover_emulated",
-    "tsan",
-    "kernels_backward_",
-    "cpu_contract_",
-    "pytest",
-    "kernels_forward_sm90_",
-    "kernels_ladder_",
-    "jit_kernels_compile",
-    "kernels_",
-    "emulator_",
-)
+# Python is built before all of them, because pytest waits for it. CPU seconds on two cores of an EPYC (docs/lab/tests.md),
+# from which the first run says how long it will take.
+LONGEST = {
+    INSTALL: 60,
+    "asan": 105,
+    "pytest python": 160,
+    "fuzz_cover_emulated": 40,
+    "tsan": 80,
+    "kernels_backward_": 9,
+    "cpu_contract_": 9,
+    "pytest": 12,
+    "kernels_forward_sm90_": 9,
+    "kernels_ladder_": 7,
+    "jit_kernels_compile": 100,
+    "kernels_": 6,
+    "emulator_": 3,
+    "": 0.7,
+}
 
 
 def rank(job: Job) -> int:
-    return next((i for i, start in enumerate(LONGEST) if job[0].startswith(start)), len(LONGEST))
+    return next(i for i, start in enumerate(LONGEST) if job[0].startswith(start))
+
+
+def typical_seconds(name: str) -> float:
+    return next(seconds for start, seconds in LONGEST.items() if name.startswith(start))
 
 
 def side_by_side(jobs: list[Job]) -> list[Result]:
+    """Results of all jobs. If the package for Python cannot be installed, or at Ctrl-C, all others stop at once."""
+    progress = Progress([name for name, _ in jobs], typical_seconds, REPORTS / "seconds.json")
+    results: list[Result] = []
     with ThreadPoolExecutor(max_workers=JOBS_AT_A_TIME) as pool:
-        return [r for results in pool.map(lambda job: job[1](), sorted(jobs, key=rank)) for r in results]
+        names = {pool.submit(progress.timed, *job): job[0] for job in sorted(jobs, key=rank)}
+        try:
+            for future in as_completed(names):
+                results += future.result()
+                if names[future] == INSTALL and future.result():
+                    return results
+        finally:
+            if not all(future.done() for future in names):
+                progress.stop()
+                pool.shutdown(wait=False, cancel_futures=True)
+                cpu_time.stop_all()
+    progress.keep()
+    return results
 
 
 def gtest() -> list[Job]:
@@ -155,8 +179,8 @@ INSTALLING = threading.Lock()
 
 @functools.cache
 def installed() -> list[Result]:
-    code, output = cpu_time.run("python package", ["tools/install_python.sh"], ROOT, dict(os.environ), BUILD_LIMIT_S)
-    return [Result("python package", "failed", output)] if code else []
+    reason, output = cpu_time.run(INSTALL, ["tools/install_python.sh"], ROOT, dict(os.environ), BUILD_LIMIT_S)
+    return [failed(INSTALL, reason, output)] if reason else []
 
 
 def install_python_package() -> list[Result]:
@@ -180,22 +204,19 @@ def run_pytest(name: str, files: list[str]) -> list[Result]:
     report = REPORTS / f"{prefix.replace(' ', '_')}.xml"
     report.unlink(missing_ok=True)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", *files]
-    code, output = cpu_time.run(prefix, command, ROOT, dict(os.environ), PYTEST_LIMIT_S)
+    reason, output = cpu_time.run(prefix, command, ROOT, dict(os.environ), PYTEST_LIMIT_S)
     results = read_junit(report, prefix)
-    spent = cpu_time.SPENT[prefix]
-    if code not in (0, 1, 5):
-        results.append(Result(prefix, "failed", f"exit code {code}\n{output}"))
-    else:
+    if reason in ("", "exit code 1", "exit code 5"):  # passed, a test failed, no test was chosen
         cpu_time.divide(prefix, read_cpu_seconds(report))
-    bad = sum(r.outcome == "failed" for r in results)
-    say(f"  {spent:6.1f} s  {prefix}  {len(results)} tests" + (f", {bad} FAILED" if bad else ""))
+    else:
+        results.append(failed(prefix, reason, output))
     return results
 
 
 def pytest() -> list[Job]:
     REPORTS.mkdir(parents=True, exist_ok=True)
     groups = [(f"pytest {name}", functools.partial(run_pytest, name, files)) for name, files in pytest_groups().items()]
-    return [("python package", install_python_package), *groups]
+    return [(INSTALL, install_python_package), *groups]
 
 
 def run_sanitized(preset: str) -> list[Result]:
@@ -239,6 +260,8 @@ def main() -> int:
     keep_bytecode()
     start = time.monotonic()
     everything, some = {"gtest", "pytest"} & set(chosen), {"asan", "tsan"} & set(chosen)
+    if everything or some:
+        say("building what has changed, and the tests")
     results = build("release", [] if everything else WITHOUT_SANITIZERS) if everything or some else []
     if not results:
         results = side_by_side([job for name in chosen for job in STAGES[name]()])

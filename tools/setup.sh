@@ -8,6 +8,9 @@
 #   fuzz    clang++
 #   docs    mkdocs
 #   wheels  Python headers, what makes virtual environments, and NVRTC for the kernels that wheels carry
+#   packages  what cpack calls
+#
+# `tools/setup.sh system STAGE...` installs the system packages alone.
 #
 # System packages are installed with apt where that is allowed (root, or sudo without a password); otherwise the exact
 # line to type is printed. Python packages go into $VENV (default .venv) and nowhere else.
@@ -15,6 +18,8 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 venv=${VENV:-.venv}
 
+system_only=false
+[ "${1:-}" != system ] || { system_only=true; shift; }
 missing=()
 need_command() { command -v "$1" >/dev/null || missing+=("$2"); }
 need_header() { [ -e "/usr/include/$1" ] || [ -e "/usr/local/include/$1" ] || missing+=("$2"); }
@@ -29,7 +34,15 @@ for stage in "$@"; do
       need_header gtest/gtest.h libgtest-dev
       ;;
     run) need_command python3 python3 ;;
-    test) need_command python3 python3 ;;
+    test)
+      need_command python3 python3
+      need_command file file # cpack looks with it for programs, to find what they need
+      ! command -v dpkg >/dev/null || need_command dpkg-shlibdeps dpkg-dev
+      ;;
+    packages)
+      need_command file file
+      ! command -v dpkg >/dev/null || need_command dpkg-shlibdeps dpkg-dev
+      ;;
     lint)
       need_command python3 python3
       need_command clang-format clang-format
@@ -39,7 +52,7 @@ for stage in "$@"; do
     fuzz) need_command clang++ clang ;;
     docs | wheels) need_command python3 python3 ;;
     *)
-      echo "setup: unknown stage '$stage'; allowed: build run test lint fuzz docs wheels" >&2
+      echo "setup: unknown stage '$stage'; allowed: build run test lint fuzz docs wheels packages" >&2
       exit 2
       ;;
   esac
@@ -83,6 +96,7 @@ if [ ${#missing[@]} -gt 0 ]; then
   ${as_root[@]+"${as_root[@]}"} $install -qq >/dev/null
 fi
 
+! $system_only || exit 0
 requirements=()
 for stage in "$@"; do
   case $stage in
@@ -112,7 +126,22 @@ if [ ! -x "$venv/bin/python" ]; then
   echo "setup: making $venv" >&2
   python3 -m venv "$venv"
 fi
+if [[ " ${todo[*]} " == *" tests/python/requirements.txt "* ]] && ! "$venv/bin/python" -c 'import torch' 2>/dev/null; then
+  echo "setup: torch brings NVIDIA's CUDA libraries: about 3 GB to download" >&2
+fi
 echo "setup: pip install ${todo[*]}" >&2
+log=$(mktemp)
 # Not compiled ahead: of 12700 files a run imports a few, and to compile all takes a minute.
-"$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-compile "${todo[@]}"
+"$venv/bin/python" -m pip install --disable-pip-version-check --no-compile --progress-bar off "${todo[@]}" >"$log" 2>&1 </dev/null &
+pip=$!
+trap 'kill $pip 2>/dev/null || true; rm -f "$log"' EXIT
+pause=30
+[ ! -t 2 ] || pause=5
+for ((second = 1; ; ++second)); do
+  kill -0 $pip 2>/dev/null || break
+  sleep 1
+  ((second % pause)) || echo "  installing: $second s, $(grep -oE '(Downloading|Collecting|Building|Installing) [^ ]+( \([0-9.]+ [kMG]B\))?' "$log" | tail -n 1)" >&2
+done
+wait $pip || { tail -n 15 "$log" >&2; echo "setup: pip install failed" >&2; exit 1; }
+echo "installed in $SECONDS s" >&2
 touch "${stamps[@]}"

@@ -52,7 +52,15 @@ def skip_reason(element: ElementTree.Element) -> str:
     return " ".join(lines).strip() or "no reason given"
 
 
-def print_summary(results: list[Result], detail_lines: int = 25) -> int:
+DETAIL_LINES = 25  # of a failure
+
+
+def failed(name: str, reason: str, output: str) -> Result:
+    """A program that failed: why, and the end of what it said."""
+    return Result(name, "failed", "\n".join([reason, *output.splitlines()[1 - DETAIL_LINES :]]))
+
+
+def print_summary(results: list[Result], detail_lines: int = DETAIL_LINES) -> int:
     """Prints failures, the reasons of skips and the closing line; returns the exit code."""
     failed = [r for r in results if r.outcome == "failed"]
     for result in failed:

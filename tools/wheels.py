@@ -55,17 +55,6 @@ def hash_of(file: Path) -> str:
     return hashlib.sha256(file.read_bytes()).hexdigest()[:16]
 
 
-def jax_headers() -> str:
-    """XLA's headers, from any Python here that has JAX; empty: the wheel is built without JAX."""
-    for python in (ROOT / os.environ.get("VENV", ".venv") / "bin" / "python", sys.executable):
-        done = subprocess.run(
-            [str(python), "-c", "import jax.ffi; print(jax.ffi.include_dir())"], capture_output=True, text=True
-        )
-        if done.returncode == 0:
-            return done.stdout.strip()
-    return ""
-
-
 def packs_of_kernels() -> str:
     """A folder of packs; empty: NVRTC is not here, and the wheel is built without."""
     try:
@@ -79,14 +68,13 @@ def packs_of_kernels() -> str:
     return str(WORK / "packs")
 
 
-def build_wheel(python: str, command: str, library: Path, jax: str, packs: str, output: Path) -> Path:
+def build_wheel(python: str, command: str, library: Path, packs: str, output: Path) -> Path:
     tools = environment_for(python, command)
     raw = WORK / f"raw{python}"
     shutil.rmtree(raw, ignore_errors=True)
     defines = {
         "FLASH_ATTENTION_OLD_GLIBC": "ON",
         "FLASH_ATTENTION_BUILT_LIBRARY": library,
-        "FLASH_ATTENTION_JAX_INCLUDE": jax,
         "FLASH_ATTENTION_KERNEL_PACKS": packs,
     }
     settings = [word for name, value in defines.items() for word in ("-C", f"cmake.define.{name}={value}")]
@@ -120,9 +108,6 @@ def main() -> int:
     arguments.output.mkdir(parents=True, exist_ok=True)
     run("tools/build.sh", "release", "flash_attention_internal", "flash-attention")
     library = ROOT / "build" / "release" / "libflash_attention_internal.a"
-    jax = jax_headers()
-    if not jax:
-        print("wheels: no JAX here, so these wheels do not have flash_attention.jax", file=sys.stderr)
     packs = packs_of_kernels()
     missing, tools = [], None
     for wanted in arguments.only or VERSIONS:
@@ -131,7 +116,7 @@ def main() -> int:
         if found is None:
             missing.append(" or ".join(versions))
             continue
-        wheel = build_wheel(*found, library, jax, packs, arguments.output)
+        wheel = build_wheel(*found, library, packs, arguments.output)
         print(f"{wheel.stat().st_size / 1e6:6.2f} MB  {wheel.name}")
         tools = environment_for(*found)
     if tools:

@@ -252,8 +252,8 @@ def _register(done=[]):  # noqa: B006 - once per process
         return
     if not hasattr(_core, "jax_targets"):
         raise ImportError(
-            "flash_attention was built without JAX's headers: pip install jax, then reinstall flash_attention with "
-            "--no-build-isolation"
+            "flash_attention was built without the headers of XLA, which jaxlib has; build it again with `pip install .`, "
+            "or with jaxlib installed if the build is not isolated"
         )
     for platform, target in _core.jax_targets.items():
         jax.ffi.register_ffi_target("flash_attention", target, platform=platform)

@@ -3,7 +3,6 @@
 import os
 import shutil
 import subprocess
-import tarfile
 from pathlib import Path
 
 import pytest
@@ -55,8 +54,7 @@ def works(prefix: Path, tmp_path: Path) -> None:
 
 def test_tarball(tmp_path):
     package = pack("TGZ", tmp_path / "packed")
-    with tarfile.open(package) as archive:
-        archive.extractall(tmp_path, filter="data")
+    run("tar", "-xzf", package, "-C", tmp_path)
     prefix = tmp_path / package.name.removesuffix(".tar.gz")
     assert [name for name in EXPECTED if not (prefix / name).exists()] == []
     works(prefix, tmp_path)
