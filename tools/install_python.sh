@@ -11,8 +11,12 @@ if [ -e build/release/build.ninja ] && [ "${FLASH_ATTENTION_TEST_ALL:-}" != 1 ];
   tools/build.sh release flash_attention_internal
   library=$PWD/build/release/libflash_attention_internal.a
 fi
+python=${VENV:-.venv}/bin/python
+# Until version 0.2 the distribution had the name of another project; two of them would share the files.
+ls "$("$python" -c 'import sysconfig; print(sysconfig.get_path("platlib"))')"/flash_attention-*.dist-info >/dev/null 2>&1 &&
+  "$python" -m pip uninstall --quiet --disable-pip-version-check --yes flash_attention
 old_glibc=OFF  # what is tested is linked as what is released: tools/wheels.py
 [ "$(uname -sm)" != "Linux x86_64" ] || old_glibc=ON
-"${VENV:-.venv}/bin/python" -m pip install --disable-pip-version-check --no-build-isolation --no-deps \
+"$python" -m pip install --disable-pip-version-check --no-build-isolation --no-deps \
   --config-settings "cmake.define.FLASH_ATTENTION_BUILT_LIBRARY=$library" \
   --config-settings "cmake.define.FLASH_ATTENTION_OLD_GLIBC=$old_glibc" . >"$log" 2>&1 || { tail -n 40 "$log" >&2; exit 1; }

@@ -1,4 +1,4 @@
-"""Compiles GPU kernels ahead of time and packs them into the wheel flash_attention_kernels; `make kernels-wheel` calls it.
+"""Compiles GPU kernels ahead of time and packs them into a wheel; `make kernels-wheel` calls it.
 
 `flash-attention compile --common` says which kernels; NVRTC compiles them, and no GPU is needed. The library looks into
 the package by itself, before it looks for NVRTC: a kernel is found by a hash of its sources and options, so a package of
@@ -16,7 +16,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-NAME = "flash_attention_kernels"
+NAME = "flash_attention_kernels"  # the folder that the library looks for
+DISTRIBUTION = "exact_attention_kernels"
 ARCHS = ("sm_80", "sm_90", "sm_100", "sm_120")
 LIMIT_BYTES = 60_000_000
 INIT = '"""GPU kernels of flash_attention, compiled ahead of time: found by the library, not to be imported."""\n'
@@ -39,20 +40,20 @@ def compile_for(arch: str, command: Path, words: list[str]) -> list[Path]:
 
 def write_wheel(files: list[Path], version: str, output: Path) -> Path:
     """A wheel of these files. It holds no program for this machine's processor, so it serves every platform."""
-    info = f"{NAME}-{version}.dist-info"
+    info = f"{DISTRIBUTION}-{version}.dist-info"
     contents: dict[str, bytes] = {f"{NAME}/__init__.py": INIT.encode()}
     contents |= {f"{NAME}/{file.name}": file.read_bytes() for file in files}
     contents[f"{info}/licenses/LICENSE"] = (ROOT / "LICENSE").read_bytes()
     contents[f"{info}/METADATA"] = (
-        f"Metadata-Version: 2.4\nName: {NAME}\nVersion: {version}\nSummary: GPU kernels of flash_attention, compiled "
-        "ahead of time\nLicense-Expression: MIT\nLicense-File: LICENSE\nRequires-Python: >=3.10\n"
+        f"Metadata-Version: 2.4\nName: {DISTRIBUTION.replace('_', '-')}\nVersion: {version}\nSummary: GPU kernels of "
+        "flash_attention, compiled ahead of time\nLicense-Expression: MIT\nLicense-File: LICENSE\nRequires-Python: >=3.10\n"
     ).encode()
     contents[f"{info}/WHEEL"] = (
         b"Wheel-Version: 1.0\nGenerator: tools/kernels_wheel.py\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
     )
     rows = [f"{name},sha256={digest(data)},{len(data)}" for name, data in contents.items()]
     contents[f"{info}/RECORD"] = "\n".join([*rows, f"{info}/RECORD,,", ""]).encode()
-    path = output / f"{NAME}-{version}-py3-none-any.whl"
+    path = output / f"{DISTRIBUTION}-{version}-py3-none-any.whl"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as wheel:
         for name, data in contents.items():
             entry = zipfile.ZipInfo(name)  # with a fixed date, so that the same kernels give the same file

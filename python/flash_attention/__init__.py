@@ -7,10 +7,14 @@ Importing the package loads neither torch nor NumPy; the parts that need one loa
 """
 
 from importlib import import_module as _import_module
+from os.path import dirname as _dirname
 
 from flash_attention._core import version as __version__
 from flash_attention.diagnosis import compile, devices, doctor, explain, kernels, version
 from flash_attention.functional import attention, attention_packed, dropout_mask
+from flash_attention.installation import warn_of_namesake as _warn_of_namesake
+
+_warn_of_namesake(_dirname(_dirname(__file__)))
 
 _LAZY = {
     "FlashAttention": "modules",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flash_attention import _core, functional
+from flash_attention import _core, functional, installation
 from flash_attention.arguments.options import binding_arguments
 
 TYPE_CHECKING = False  # typing costs more to import than the rest of the package
@@ -45,6 +45,10 @@ def doctor() -> list[dict[str, Any]]:
     from importlib import import_module, metadata
 
     findings = [{"subject": "flash_attention", "ok": True, "detail": version(), "advice": ""}]
+    others = installation.other_owners()
+    if others:
+        detail = f"{', '.join(others)}: other projects with files of this package"
+        findings.append({"subject": "installation", "ok": False, "detail": detail, "advice": installation.advice(others)})
     findings += _core.diagnose()
     for package, part, use in (
         ("torch", "flex", "tensors with gradients"),

@@ -34,7 +34,7 @@ def inside(root, *words):
 
 
 def test_from_wheel_to_first_result(debian, wheels, tmp_path):
-    found = sorted(wheels.glob(f"flash_attention-*-cp{PYTHON.replace('.', '')}-*.whl"))
+    found = sorted(wheels.glob(f"exact_attention-*-cp{PYTHON.replace('.', '')}-*.whl"))
     if not found:
         pytest.skip(f"no wheel for Python {PYTHON} was built")
     assert not [name for name in ("cc", "gcc", "g++", "clang", "ld") if (debian / "usr" / "bin" / name).exists()]

@@ -29,7 +29,7 @@ def wheel(tmp_path_factory):
     if "NVRTC, which compiles" in done.stderr:
         pytest.skip("no NVRTC here")
     assert done.returncode == 0, done.stderr
-    (path,) = folder.glob("flash_attention_kernels-*-py3-none-any.whl")
+    (path,) = folder.glob("exact_attention_kernels-*-py3-none-any.whl")
     return path
 
 

@@ -31,7 +31,7 @@ assert abs(out - numpy.einsum('bhqk,bkhd->bqhd', p, v)).max() < 1e-5
 def wheel_for(wheels, version):
     """The wheel that pip would take, or a skip."""
     tag = f"cp{version.replace('.', '')}-cp" if version < "3.12" else "cp312-abi3"
-    found = sorted(wheels.glob(f"flash_attention-*-{tag}*.whl"))
+    found = sorted(wheels.glob(f"exact_attention-*-{tag}*.whl"))
     if not found:
         pytest.skip(f"no wheel for Python {version} was built")
     return found[-1]
@@ -97,7 +97,7 @@ assert abs(numpy.asarray(ours) - numpy.asarray(jax.nn.dot_product_attention(q, k
 
 
 def test_what_is_in_a_wheel(wheels):
-    for wheel in wheels.glob("flash_attention-*.whl"):
+    for wheel in wheels.glob("exact_attention-*.whl"):
         assert wheel.stat().st_size <= 3_000_000
         assert re.search(r"manylinux_2_(1\d|2[0-8])_x86_64", wheel.name), wheel.name
         files = zipfile.ZipFile(wheel)
@@ -123,7 +123,7 @@ def test_it_carries_the_kernels_of_most_calls(wheels, environment_here):
 
 
 def test_the_sdist_builds_without_a_network(wheels, tmp_path):
-    (archive,) = wheels.glob("flash_attention-*.tar.gz")
+    (archive,) = wheels.glob("exact_attention-*.tar.gz")
     made = Environment(tmp_path / "environment", sys.executable)
     made.install("scikit-build-core", "nanobind", "ninja")
     nowhere = {name: "http://127.0.0.1:9" for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY")}
