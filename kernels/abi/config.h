@@ -69,6 +69,35 @@ constexpr Type key_type(const Features& features) {
 /// The elements of Q.
 constexpr Type query_type(const Features& features) { return features.narrow_queries ? features.kv_dtype : features.dtype; }
 
+/// In which order forward/sm90 goes over the blocks of keys of a tile.
+enum class KeyOrder : int {
+  forwards,      // from the first one: blocks that begin together read the same keys, and L2 is asked once for several
+  backwards,     // from the last one: the nearest keys come first, and give the reference
+  from_diagonal  // from the diagonal to the first one, then from there to the last: all but the blocks at the diagonal are
+                 // on one side of it
+};
+
+/// How masks that choose blocks come to the warpgroups of forward/sm90.
+enum class MaskWords : int {
+  none,   // each thread tests its pairs
+  own,    // as words of bits, which warps of the kernel make (kernels/forward/sm90/mask.cuh)
+  given,  // as words of bits, which a launch before has made (kernels/mask/words.cuh)
+};
+
+/// The loop of forward/sm90: in which order it goes over the keys, and what it spends registers on. The planner chooses it
+/// (src/plan/families/sm90_loop.cpp).
+struct ForwardLoop {
+  KeyOrder key_order = KeyOrder::forwards;
+  MaskWords mask_words = MaskWords::none;
+  bool pingpong = false;         // warpgroups take turns: one has products while the other has exponentials
+  bool holds_queries = false;    // Q stays in registers
+  bool uniform_by_vote = false;  // a vote keeps the lanes of a warp together; else they shuffle what they agree on
+  bool keeps_tested = false;     // a block whose pairs are tested may keep the maximum
+  bool skips_listed = false;     // a warpgroup skips listed blocks that only another one sees
+
+  friend constexpr bool operator==(const ForwardLoop&, const ForwardLoop&) = default;
+};
+
 struct ForwardConfig {
   Features features{};
   int head_dim = 0;  // of the tensors; tiles round up
@@ -93,6 +122,7 @@ struct ForwardConfig {
   int page_rows = 0;               // sm90: keys of a box of TMA, where they are in pages
   int bias_stages = 0;             // sm90: tiles of biases in flight, by TMA; 0: each thread loads its own
   bool split_keys = false;         // sm90: several work tiles share the keys of a row tile; their parts are merged
+  ForwardLoop loop{};              // sm90
 };
 
 /// How the tiles of keys, each of which has a term of dQ, come to its sum.
@@ -101,6 +131,23 @@ enum class DqMode : int {
   ordered,          // the same in one order: every run has the same bits
   separate_kernel,  // a separate kernel goes over the keys of each query tile: no sums in memory
   direct            // there is one tile of keys: its term is dQ
+};
+
+/// How the steps of backward/sm90 overlap.
+enum class Overlap : int {
+  pairs,     // two steps an iteration: S of the next one is issued before dK of this one is waited for
+  steps,     // dP is computed while P is made
+  serial_dP  // dP is computed after P, and P is given up before dS is made: fewest registers
+};
+
+/// The loop of backward/sm90: what it spends registers on. The planner chooses it
+/// (src/plan/families/sm90_backward_structure.cpp).
+struct BackwardLoop {
+  Overlap overlap = Overlap::steps;
+  bool late_statistics = false;  // lse and delta are loaded when P and dS are made, not before
+  bool tests_cap = false;        // a tile whose scores are far below the soft cap has a polynomial for its tanh
+
+  friend constexpr bool operator==(const BackwardLoop&, const BackwardLoop&) = default;
 };
 
 struct BackwardConfig {
@@ -121,6 +168,7 @@ struct BackwardConfig {
   bool split_first = false;            // sm90: tasks may share the queries of each head's first tile of keys
   bool statistics_by_product = false;  // sm90: S and dP come out of their products less the rows' statistics
   bool step_words = false;             // sm90: a launch before has made words of the tiles that masks show in part
+  BackwardLoop loop{};                 // sm90
 };
 
 }  // namespace flash_attention::abi

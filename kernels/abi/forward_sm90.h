@@ -40,19 +40,46 @@ constexpr int forward_sm90_blocks_per_sm(const ForwardConfig& config) {
   return config.head_dim <= 64 && config.head_dim_v <= 64 && config.block_kv <= 64 ? 3 : 2;
 }
 
-/// Whether masks that choose their tiles come to the warpgroups as words of bits: a launch before has made them
-/// (kernels/mask/words.cuh), or warps of the kernel do (kernels/forward/sm90/mask.cuh).
-/// Blocks, and hidden rows of two numbers a key, are tested by the warpgroups where they are by themselves.
-constexpr bool forward_sm90_has_mask_words(const ForwardConfig& config) {
-  const Features& f = config.features;
-  const bool wide = forward_sm90_is_wide(config.head_dim, config.head_dim_v);
-  const bool spills = f.softcap && f.bias && f.alibi && f.dropout;  // spills with words, 8 bytes at head_dim 128
-  const bool from_rows = f.hidden_bounds == 1 || f.hidden_bounds == 4;
-  const bool rows = config.block_q == 128 || (config.block_q == 64 && f.made_words);  // one warpgroup makes none
-  return (f.mask_program || f.mask_map || f.made_words || from_rows) && rows && !wide && !spills;
+/// Warpgroups that attend: two share the rows of wide heads.
+constexpr int forward_sm90_warpgroups(const ForwardConfig& config) {
+  return forward_sm90_is_wide(config.head_dim, config.head_dim_v) ? 2 : config.block_q / 64;
 }
-constexpr bool forward_sm90_makes_words(const ForwardConfig& config) {
-  return forward_sm90_has_mask_words(config) && !config.features.made_words;
+
+/// Whether three blocks share an SM, and use all registers that each has.
+constexpr bool forward_sm90_is_crowded(const ForwardConfig& config) {
+  return forward_sm90_blocks_per_sm(config) == 3 && config.head_dim > 32 && config.head_dim_v > 32;
+}
+
+/// Registers of a thread. What the producer warpgroup gives up, the others take. A thread enters with 168 registers where
+/// two warpgroups attend, with 128 where three do or where two blocks share an SM, with 80 where three blocks do.
+struct ForwardSm90Registers {
+  int load = 40;
+  int attend = 232;
+};
+constexpr ForwardSm90Registers forward_sm90_registers(const ForwardConfig& config) {
+  const MaskWords words = config.loop.mask_words;
+  const int warpgroups = forward_sm90_warpgroups(config), blocks = forward_sm90_blocks_per_sm(config);
+  ForwardSm90Registers registers;
+  // Warps that make words of a mask need more than one that loads, one that follows a list more than one that counts.
+  if (words == MaskWords::own) {
+    registers.load = 88;
+  } else if (config.features.made_words) {
+    registers.load = 56;
+  } else if (forward_sm90_is_crowded(config)) {
+    registers.load = 24;
+  } else if (blocks == 3 || warpgroups == 3) {
+    registers.load = 32;
+  }
+  if (blocks == 3) {
+    registers.attend = 160 - registers.load;
+  } else if (words == MaskWords::own) {
+    registers.attend = 208;
+  } else if (config.features.made_words) {
+    registers.attend = warpgroups == 1 ? 200 : 224;
+  } else if (warpgroups != 2) {
+    registers.attend = warpgroups == 1 ? 216 : 160;
+  }
+  return registers;
 }
 
 /// Tiles that a block remembers, to do them again; of those taken by a counter it also remembers which they were, and takes
@@ -79,8 +106,8 @@ constexpr ForwardSm90Layout forward_sm90_layout(const ForwardConfig& config) {
   const int o_chunk_bytes = config.block_q * chunk_bytes;
   // An SM has 228 KiB, and keeps 1 KiB of each block for itself.
   const int limit = 233472 / forward_sm90_blocks_per_sm(config) / 1024 * 1024 - 1024;
-  const int mask_bytes = forward_sm90_makes_words(config) ? config.block_q * config.block_kv / 8 : 0;
-  const bool many_marks = config.dynamic_scheduler && !forward_sm90_has_mask_words(config);
+  const int mask_bytes = config.loop.mask_words == MaskWords::own ? config.block_q * config.block_kv / 8 : 0;
+  const bool many_marks = config.dynamic_scheduler && config.loop.mask_words == MaskWords::none;
   const bool many_barriers = config.bias_stages > 0 && config.block_q > 128 && !config.features.has_tile_map();
   const int tail_bytes = mask_bytes + (many_marks || many_barriers ? 2048 : 1024);  // barriers and marks, behind the tiles
   const int spare = limit - tail_bytes - kv_bytes;

@@ -1,4 +1,5 @@
 #include <sstream>
+#include <type_traits>
 
 #include "plan/kernel_config.h"
 
@@ -37,6 +38,42 @@ const char* source(abi::DqMode mode) {
   return "";
 }
 
+const char* source(abi::Overlap overlap) {
+  switch (overlap) {
+    case abi::Overlap::pairs:
+      return "Overlap::pairs";
+    case abi::Overlap::steps:
+      return "Overlap::steps";
+    case abi::Overlap::serial_dP:
+      return "Overlap::serial_dP";
+  }
+  return "";
+}
+
+const char* source(abi::KeyOrder order) {
+  switch (order) {
+    case abi::KeyOrder::forwards:
+      return "KeyOrder::forwards";
+    case abi::KeyOrder::backwards:
+      return "KeyOrder::backwards";
+    case abi::KeyOrder::from_diagonal:
+      return "KeyOrder::from_diagonal";
+  }
+  return "";
+}
+
+const char* source(abi::MaskWords words) {
+  switch (words) {
+    case abi::MaskWords::none:
+      return "MaskWords::none";
+    case abi::MaskWords::own:
+      return "MaskWords::own";
+    case abi::MaskWords::given:
+      return "MaskWords::given";
+  }
+  return "";
+}
+
 /// Designated initialisers; members at their default are left out, so that the unit shows what is special about it.
 class Initialiser {
  public:
@@ -44,8 +81,9 @@ class Initialiser {
 
   void member(const char* name, bool value, bool initial) { put(name, value, initial, value ? "true" : "false"); }
   void member(const char* name, int value, int initial) { put(name, value, initial, std::to_string(value)); }
-  void member(const char* name, abi::Type value, abi::Type initial) { put(name, value, initial, source(value)); }
-  void member(const char* name, abi::DqMode value, abi::DqMode initial) { put(name, value, initial, source(value)); }
+  template <class Enum>
+  requires std::is_enum_v<Enum>
+  void member(const char* name, Enum value, Enum initial) { put(name, value, initial, source(value)); }
   void member(const char* name, const std::string& value) { put(name, 1, 0, value); }
   std::string done() const { return text_.str() + "}"; }
 
@@ -99,6 +137,28 @@ std::string to_source(const abi::Features& config) {
   return out.done();
 }
 
+std::string to_source(const abi::ForwardLoop& config) {
+  const abi::ForwardLoop initial;
+  Initialiser out("");
+  MEMBER(key_order);
+  MEMBER(mask_words);
+  MEMBER(pingpong);
+  MEMBER(holds_queries);
+  MEMBER(uniform_by_vote);
+  MEMBER(keeps_tested);
+  MEMBER(skips_listed);
+  return out.done();
+}
+
+std::string to_source(const abi::BackwardLoop& config) {
+  const abi::BackwardLoop initial;
+  Initialiser out("");
+  MEMBER(overlap);
+  MEMBER(late_statistics);
+  MEMBER(tests_cap);
+  return out.done();
+}
+
 std::string to_source(const abi::ForwardConfig& config) {
   const abi::ForwardConfig initial;
   Initialiser out("ForwardConfig");
@@ -125,6 +185,7 @@ std::string to_source(const abi::ForwardConfig& config) {
   MEMBER(page_rows);
   MEMBER(bias_stages);
   MEMBER(split_keys);
+  if (config.loop != initial.loop) out.member("loop", to_source(config.loop));
   return out.done();
 }
 
@@ -148,6 +209,7 @@ std::string to_source(const abi::BackwardConfig& config) {
   MEMBER(split_first);
   MEMBER(statistics_by_product);
   MEMBER(step_words);
+  if (config.loop != initial.loop) out.member("loop", to_source(config.loop));
   return out.done();
 }
 

@@ -42,14 +42,12 @@ struct Shape {
 
   // Hidden rows or a block mask choose the blocks of keys: the producer warp says with each K which one it is.
   static constexpr bool listed = tile::TileMap<features>::present;
-  static constexpr bool mask_words = forward_sm90_has_mask_words(config);
-  static constexpr bool makes_words = forward_sm90_makes_words(config);  // else they are in memory
-  // A tested block may keep the maximum. Each copy of a program of scores would take its time to compile.
-  static constexpr bool keeps_tested = mask_words && !features.score_program;
+  static constexpr ForwardLoop loop = config.loop;
+  static constexpr bool mask_words = loop.mask_words != MaskWords::none;
+  static constexpr bool makes_words = loop.mask_words == MaskWords::own;
+  static constexpr bool keeps_tested = loop.keeps_tested;
   static constexpr int tiles_kept = forward_sm90_tiles_kept(config);
-  // A warpgroup skips listed blocks that only the other sees. Beside options it has no registers to do so; with bytes a
-  // random mask lost 6 to 22 % when the loop came to skip and to claim late (docs/lab/masks.md).
-  static constexpr bool skips_listed = !features.modifies_scores() && !features.dropout && !features.mask;
+  static constexpr bool skips_listed = loop.skips_listed;
   using Unit = UnitNumber<mask_words>;  // of the scheduler
   // A block claims a tile before the last block of the one before: what it holds, others wait for at the end. Small tiles
   // of masks have few blocks: the next is claimed at once.
@@ -63,14 +61,11 @@ struct Shape {
   static constexpr bool wide = forward_sm90_is_wide(config.head_dim, config.head_dim_v);
   static constexpr int cluster = forward_sm90_cluster(config.head_dim, config.head_dim_v, block_q);  // blocks
   static constexpr int row_groups = block_q / cluster / wg_rows;                                     // of 64 query rows
-  static constexpr int warpgroups = wide ? 2 : row_groups;           // that attend; one more loads
+  static constexpr int warpgroups = forward_sm90_warpgroups(config);  // that attend; one more loads
   static constexpr int score_keys = wide ? block_kv / 2 : block_kv;  // of a block, whose scores a warpgroup has
   static constexpr int threads = (warpgroups + 1) * wg_threads;
 
-  // Ping-pong. With a wide O a block's products take so long that the warpgroups need no order; under a window a tile ends
-  // before they are worth it.
-  static constexpr bool pingpong =
-      warpgroups > 1 && !wide && config.head_dim_v <= 128 && !(features.window_left && config.head_dim_v > 64);
+  static constexpr bool pingpong = loop.pingpong;
 
   // Columns past the head dimension read as zero and are not stored, so tiles round up.
   static constexpr int chunks = tile::ceil_div(config.head_dim, chunk_dim);
@@ -92,50 +87,16 @@ struct Shape {
   static constexpr int bias_keys = block_kv < chunk_dim ? block_kv : chunk_dim;
   static constexpr int bias_bytes = wg_rows * block_kv * 2;  // of one warpgroup
 
-  // setmaxnreg: what the producer warpgroup gives up, the others take. A thread enters with 168 registers where two
-  // warpgroups attend, with 128 where three do or where two blocks share an SM, with 80 where three blocks do.
-  static constexpr int blocks_per_sm = forward_sm90_blocks_per_sm(config);
-  static constexpr bool low_registers = blocks_per_sm == 3 && config.head_dim > 32 && config.head_dim_v > 32;
-  // Warps that make words of a mask need more than one that loads, one that follows a list more than one that counts.
-  static constexpr int load_registers = makes_words                             ? 88
-                                        : features.made_words                   ? 56
-                                        : low_registers                         ? 24
-                                        : blocks_per_sm == 3 || warpgroups == 3 ? 32
-                                                                                : 40;
-  static constexpr int attend_registers = blocks_per_sm == 3    ? 160 - load_registers
-                                          : makes_words         ? 208
-                                          : features.made_words ? (warpgroups == 1 ? 200 : 224)
-                                          : warpgroups == 1     ? 216
-                                          : warpgroups == 2     ? 232
-                                                                : 160;
-
-  // Q stays in registers where all of it finds room in addition to S, P and O: read from shared memory for every block it
-  // would be a quarter of what the products read, and they nearly use up what shared memory gives.
-  static constexpr int free_registers = attend_registers - (block_kv * 3 / 4 + width_v / 2 + 4 * steps_qk);
-  static constexpr bool by_words = features.made_words && !features.modifies_scores() && !features.dropout;
-  static constexpr bool holds_queries =
-      !wide && (by_words ? free_registers >= 32 : !features.touches_scores() && free_registers >= 40);
-
-  // A branch that differs between lanes takes all that follows out of the uniform registers, and wgmma wants its
-  // descriptors there. A vote keeps the lanes together; it needs registers that these configurations do not have: they
-  // shuffle instead.
-  static constexpr bool uniform_by_vote =
-      !low_registers &&
-      (!features.touches_scores() || (config.head_dim <= 128 && config.head_dim_v <= 128) ||
-       !((features.bias && config.bias_stages == 0) || features.mask || features.score_program || (listed && !by_words)));
+  static constexpr int load_registers = forward_sm90_registers(config).load;  // setmaxnreg
+  static constexpr int attend_registers = forward_sm90_registers(config).attend;
+  static constexpr bool holds_queries = loop.holds_queries;
+  static constexpr bool uniform_by_vote = loop.uniform_by_vote;
 
   // Keys before the first visible one are hidden, by a window or as padding.
   static constexpr bool left_edge = features.window_left || features.left_padding;
 
-  // Blocks that begin together read the same keys if all go from the first key to the last, and L2 is asked once for
-  // several. With ALiBi, and a program may be like it, the nearest keys weigh most: they have to come first, to give the
-  // reference. So they do with a left edge, which then is tested after the interior, on one side only.
-  static constexpr bool forwards = !features.alibi && !left_edge && !features.score_program;
-
-  // ALiBi seen both ways: from the diagonal to the first key, then from there to the last. All but the blocks at the
-  // diagonal are on one side of it.
-  static constexpr bool from_diagonal = features.alibi && !features.window_right && !left_edge && !listed && !wide &&
-                                        !features.score_program && !is_narrow(key_type(features));
+  static constexpr bool forwards = loop.key_order == KeyOrder::forwards;
+  static constexpr bool from_diagonal = loop.key_order == KeyOrder::from_diagonal;
 
   // Rows of V that belong to no visible key may hold anything. TMA zeroes those past the tensor; others the kernel must.
   static constexpr bool hidden_rows = features.packed || features.seqused_kv || features.key_lengths || features.paged;

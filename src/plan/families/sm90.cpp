@@ -126,6 +126,7 @@ abi::ForwardConfig asked_config(const Problem& p, const DeviceInfo& device, cons
                             .num_warps = warps_of(p, block_q),
                             .num_stages = is_wide(p) ? 9 : 4,
                             .page_rows = p.page_size != 0 ? rows_of_page_box(p, block_kv) : 0};
+  config.loop.mask_words = choose_mask_words(config);
   add_bias_stages(p, config);
   const int fits = (device.shared_bytes + 1024) / abi::forward_sm90_blocks_per_sm(config) - 1024;
   while (config.num_stages > 1 && abi::forward_sm90_layout(config).shared_bytes > fits) --config.num_stages;
@@ -226,10 +227,11 @@ Plan lay_out_forward(const Problem& p, const DeviceInfo& device, const Sm90Tile&
                             .num_stages = tile.num_stages,
                             .page_rows = p.page_size != 0 ? rows_of_page_box(p, tile.block_kv) : 0,
                             .split_keys = splits};
+  config.loop.mask_words = choose_mask_words(config);
   // How long the row tiles of a program or a boolean mask are is in no plan: they are taken by the counter, too, however
   // many there are, so that a program is compiled once for all sizes.
   const std::int64_t all_tiles = row_tiles * p.heads_q * p.batch, sms = device.num_sms;
-  const bool unknown = abi::forward_sm90_has_mask_words(config) || has_made_words(p, config);
+  const bool unknown = config.loop.mask_words != abi::MaskWords::none || has_made_words(p, config);
   const int blocks_per_sm = abi::forward_sm90_blocks_per_sm(config);
   const int cluster = abi::forward_sm90_cluster(config.head_dim, config.head_dim_v, config.block_q);
   // No pairs where each tile has an SM, and of two row tiles where all run at once, or where the second is short and blocks
@@ -248,6 +250,7 @@ Plan lay_out_forward(const Problem& p, const DeviceInfo& device, const Sm90Tile&
   if (dynamic_scheduler) plan.workspace_bytes = 256, plan.zeroed_bytes = sizeof(unsigned);
   if (splits) reserve_parts(p, tile.num_splits, plan);
   config = with_made_words(p, config, plan);
+  config.loop = choose_loop(config);
   add_launch(plan,
              {.unit = "forward/sm90",
               .entry = "forward_sm90_kernel",

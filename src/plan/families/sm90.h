@@ -32,12 +32,17 @@ bool has_backward_bias_boxes(const Problem& problem);
 /// Where many heads and sequences share their masks, and the words of those are few, the launch that makes the map of tiles
 /// makes the words, too, once for all. Returns the configuration of a kernel that reads them, which knows no mask by
 /// itself: all masks have it in common. Else `config`.
+abi::MaskWords choose_mask_words(const abi::ForwardConfig& config);
 bool has_made_words(const Problem& p, const abi::ForwardConfig& config);
 abi::ForwardConfig with_made_words(const Problem& problem, const abi::ForwardConfig& config, Plan& plan);
 /// The same for backward/sm90: a launch behind that of the map makes words of the tiles that it shows in part
 /// (kernels/mask/step_words.cuh).
 bool has_step_words(const Problem& problem, const abi::BackwardConfig& config);
 std::int64_t step_word_bytes(const Problem& problem);
+
+/// The loop of forward/sm90 for a configuration that is complete but for it.
+abi::ForwardLoop choose_loop(const abi::ForwardConfig& config);
+abi::KeyOrder choose_key_order(const abi::ForwardConfig& config);
 
 /// The padded layout of row statistics and dQ sums: padded_rows in kernels/backward/sm90/parts/shape.cuh.
 constexpr std::int64_t sm90_padded_rows(std::int64_t total_q, std::int64_t batch) {

@@ -69,6 +69,12 @@ std::int64_t repair_blocks(const Problem& p, const DeviceInfo& device) {
   return std::min<std::int64_t>(blocks, 8LL * device.num_sms);
 }
 
+/// The configuration of a launch that makes scores.
+LaunchConfig looped(abi::BackwardConfig config) {
+  config.loop = choose_loop(config);
+  return launch_config(config);
+}
+
 /// The launches of dV, dK and dQ, each with as many stages as fit.
 void add_column_launches(const Problem& p, const DeviceInfo& device, abi::BackwardConfig config, Plan& plan) {
   constexpr int cluster = abi::backward_sm90_columns_cluster;
@@ -79,7 +85,7 @@ void add_column_launches(const Problem& p, const DeviceInfo& device, abi::Backwa
     add_launch(plan,
                {.unit = "backward/sm90/columns",
                 .entry = entry,
-                .config = launch_config(config),
+                .config = looped(config),
                 .block = 384,
                 .cluster = cluster,
                 .shared_bytes = abi::backward_sm90_columns_shared_bytes(config, has_dP)},
@@ -151,7 +157,7 @@ Plan lay_out_sm90_backward(const Problem& p, const DeviceInfo& device, bool whol
   const std::int64_t row_tiles = ceil_div(p.seq_q, tile_rows) * p.heads_q * p.batch;
   const std::int64_t key_tiles =
       (ceil_div(p.seq_kv, config.block_kv) + first_parts - 1) * p.heads_kv * p.batch * plan.num_splits;
-  const LaunchConfig source = launch_config(config), row_source = row_config(config);
+  const LaunchConfig source = looped(config), row_source = row_config(config);
   const LaunchConfig& prepare_source = config.dq_mode == abi::DqMode::ordered ? source : row_source;  // order: by the mask
   if (!direct) {
     add_launch(plan,
@@ -188,7 +194,7 @@ Plan lay_out_sm90_backward(const Problem& p, const DeviceInfo& device, bool whol
     add_launch(plan,
                {.unit = "backward/sm90/separate_dq",
                 .entry = "backward_sm90_separate_dq_kernel",
-                .config = launch_config(dq),
+                .config = looped(dq),
                 .block = 384,
                 .shared_bytes = abi::backward_sm90_dq_shared_bytes(dq)},
                std::min<std::int64_t>(ceil_div(p.seq_q, 128) * p.heads_q * p.batch, device.num_sms));

@@ -82,4 +82,29 @@ BackwardSm90Structure choose_backward_sm90_structure(const Problem& p, const Dev
   return structure;
 }
 
+/// At head dimension 128 few registers are left. One option that reads no memory has room in addition to dP if statistics
+/// are read late and, but for ALiBi, steps do not overlap. With others, and, but under a causal mask, with sums of dK and
+/// dV, dP is computed after P. For a few steps (of a task that has all keys) pairs are not worth the code, which comes from
+/// memory. Only backward/sm90/two_warpgroups has a choice.
+abi::BackwardLoop choose_loop(const abi::BackwardConfig& config) {
+  const abi::Features& f = config.features;
+  const auto width = [](int dim) { return ceil_div(dim, 32) * 32; };
+  const bool two_warpgroups = config.block_kv == 2 * tile_rows;
+  const bool is_short = width(config.head_dim) + width(config.head_dim_v) > 192 && f.touches_scores();
+  const bool one_option =
+      !f.bias && !f.score_program && !f.mask && !f.has_tile_map() && int{f.softcap} + int{f.alibi} + int{f.dropout} == 1;
+  const bool next_sequence_rows = f.packed || f.seqused_q;
+  const bool serial = (is_short && !one_option) || (config.key_sums && (next_sequence_rows || !f.window_right));
+  const bool sums_dq = config.dq_mode == abi::DqMode::atomic || config.dq_mode == abi::DqMode::ordered;
+  abi::BackwardLoop loop{.tests_cap = f.softcap && !f.score_program && !(is_short && next_sequence_rows)};
+  if (!two_warpgroups) return loop;
+  loop.late_statistics = !config.statistics_by_product && (serial || is_short);
+  if (serial) {
+    loop.overlap = abi::Overlap::serial_dP;
+  } else if (sums_dq && (!is_short || f.alibi)) {
+    loop.overlap = abi::Overlap::pairs;
+  }
+  return loop;
+}
+
 }  // namespace flash_attention::plan

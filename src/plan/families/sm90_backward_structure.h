@@ -18,4 +18,7 @@ struct BackwardSm90Structure {
 /// whole: of a whole pass, not of a part (sm90_backward_parts.cpp).
 BackwardSm90Structure choose_backward_sm90_structure(const Problem& problem, const DeviceInfo& device, bool whole);
 
+/// The loop of a launch: what its warpgroups spend registers on.
+abi::BackwardLoop choose_loop(const abi::BackwardConfig& config);
+
 }  // namespace flash_attention::plan

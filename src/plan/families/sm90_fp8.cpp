@@ -29,15 +29,18 @@ Tile choose_tile(const Problem& p) {
 
 abi::ForwardConfig config_of(const Problem& p, const Tile& tile) {
   const std::int64_t row_tiles = (p.seq_q + tile.block_q - 1) / tile.block_q;
-  return {.features = features_of(p),
-          .head_dim = static_cast<int>(p.head_dim),
-          .head_dim_v = static_cast<int>(p.head_dim_v),
-          .block_q = tile.block_q,
-          .block_kv = tile.block_kv,
-          .num_warps = (tile.block_q / 64 + 1) * 4,
-          .num_stages = tile.num_stages,
-          // Under a causal mask row tiles differ in length: a block takes a long and a short one as a pair.
-          .pair_tiles = p.window_right >= 0 && p.window_left < 0 && row_tiles > 1};
+  abi::ForwardConfig config{
+      .features = features_of(p),
+      .head_dim = static_cast<int>(p.head_dim),
+      .head_dim_v = static_cast<int>(p.head_dim_v),
+      .block_q = tile.block_q,
+      .block_kv = tile.block_kv,
+      .num_warps = (tile.block_q / 64 + 1) * 4,
+      .num_stages = tile.num_stages,
+      // Under a causal mask row tiles differ in length: a block takes a long and a short one as a pair.
+      .pair_tiles = p.window_right >= 0 && p.window_left < 0 && row_tiles > 1};
+  config.loop.key_order = choose_key_order(config);
+  return config;
 }
 
 /// What other kernels take, by name.

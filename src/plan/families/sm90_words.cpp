@@ -31,6 +31,7 @@ abi::ForwardConfig reader_of(abi::ForwardConfig config) {
   features.made_words = true;
   features.hidden_bounds = 0;
   features.mask = features.mask_map = features.block_mask = features.mask_program = false;
+  config.loop.mask_words = choose_mask_words(config);
   return config;
 }
 
@@ -53,8 +54,8 @@ bool has_made_words(const Problem& p, const abi::ForwardConfig& config) {
   const bool lengths = p.packed || (has_lengths(p) && (!p.mask.present || program_traits(p).visible));
   abi::ForwardConfig itself = config;
   itself.block_q = 128;  // the kernel could make words by itself: then they are worth it
-  return !lengths && are_worth_making(p) && abi::forward_sm90_has_mask_words(itself) &&
-         abi::forward_sm90_has_mask_words(reader_of(config)) && word_bytes(p, config) <= most_word_bytes(p);
+  return !lengths && are_worth_making(p) && choose_mask_words(itself) != abi::MaskWords::none &&
+         choose_mask_words(reader_of(config)) != abi::MaskWords::none && word_bytes(p, config) <= most_word_bytes(p);
 }
 
 abi::ForwardConfig with_made_words(const Problem& p, const abi::ForwardConfig& config, Plan& plan) {

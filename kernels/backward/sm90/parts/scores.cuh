@@ -112,8 +112,7 @@ struct ScoreMath : TilePlaces<config, rows, columns> {
   /// Whether no score of the warp is beyond a quarter of the soft cap: a polynomial is its tanh there, and the special
   /// function unit has one exponential a score instead of three.
   enum class CapArgument { any, small };
-  static constexpr bool no_room = Shape<config>::short_of_registers && Shape<config>::next_sequence_rows;
-  static constexpr bool tests_argument = features.softcap && !features.score_program && !no_room;
+  static constexpr bool tests_argument = config.loop.tests_cap;
   __device__ __forceinline__ bool argument_is_small(const Tile& S) const {
     if constexpr (!tests_argument) return false;
     return ptx::all(tile::largest_magnitude(S) * ptx::abs(score.scale) <= 0.25f * score.softcap);

@@ -110,14 +110,8 @@ struct Shape {
   // Rows of Q and dO past the last query may be another sequence's, or anything: the products must not see them.
   static constexpr bool next_sequence_rows = features.packed || features.seqused_q;
 
-  // At head dimension 128 few registers are left. One option that reads no memory has room in addition to dP if statistics
-  // are read late and, but for ALiBi, steps do not overlap. With others, and, but under a causal mask, with sums of dK and
-  // dV, dP is computed after P, not under it, and P is given up before dS is made.
-  static constexpr bool short_of_registers = width + width_v > 192 && features.touches_scores();
-  static constexpr bool one_option = !features.bias && !features.score_program && !features.mask && !listed &&
-                                     features.softcap + features.alibi + features.dropout == 1;
-  static constexpr bool serial_dP = (short_of_registers && !one_option) ||
-                                    (warpgroups == 2 && config.key_sums && (next_sequence_rows || !features.window_right));
+  // dP is computed after P, not under it, and P is given up before dS is made.
+  static constexpr bool serial_dP = config.loop.overlap == Overlap::serial_dP;
 
   // Tasks add to the sums in memory in a fixed order: every run has the same bits (ordered_accumulate.cuh).
   static constexpr bool ordered = config.dq_mode == DqMode::ordered;
@@ -133,10 +127,9 @@ struct Shape {
   // The only tile of keys of a head: its tasks do what prepare, convert and repair do elsewhere.
   static constexpr bool direct_dq = config.dq_mode == DqMode::direct;
 
-  // Two warpgroups: S of the next step is issued before dK of this one is waited for. For a few steps that is not worth the
-  // code, which comes from memory.
-  static constexpr bool software_pipelined =
-      warpgroups == 2 && !serial_dP && !separate_dq && !direct_dq && (!short_of_registers || features.alibi);
+  // Two warpgroups: S of the next step is issued before dK of this one is waited for.
+  static constexpr bool software_pipelined = config.loop.overlap == Overlap::pairs;
+  static_assert(!software_pipelined || (warpgroups == 2 && !separate_dq && !direct_dq));
   // Under a causal mask the second warpgroup sees nothing of a task's first step (of the first head): the step is the first
   // one's to own, and the second passes over it.
   static constexpr bool skips_first_step = software_pipelined && features.window_right;

@@ -24,7 +24,7 @@ struct Steps : Epilogue<config> {
 
   /// Statistics are read under the products before them.
   static constexpr bool by_product = config.statistics_by_product;
-  static constexpr bool early_statistics = !S::serial_dP && !S::short_of_registers && !by_product;
+  static constexpr bool early_statistics = !config.loop.late_statistics && !by_product;
 
   using Tile = typename Math::Tile;
   struct Operands {  // P and dS of a step, as operands of products
