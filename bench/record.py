@@ -39,7 +39,7 @@ REST = ["standard", "sdpa_math", "sdpa_efficient", "megatron_local", "megatron_f
 REST += ["flash_attn", "flash_attn_3"]
 SPEED = ["benchmark_speed.py", "--seconds", "0.03", "--warmup", "0.01"]
 MEMORY = ["benchmark_memory.py"]
-COMPILED = ("ours", "ours_fast", "ours_fp8", "triton", "flex", "megatron_fused")  # at their first use
+COMPILED = ("ours", "ours_ieee", "ours_tf32", "ours_fp8", "triton", "flex", "megatron_fused")  # at their first use
 PARTS = {
     "benchmark_speed.py": 12,
     "benchmark_decode.py": 6,
@@ -72,7 +72,7 @@ STAGES = {
     "programs_16k": ["benchmark_programs.py", *TIMED, "--heads", "16", "--batch", "1", "--lengths", "16384"],
     "decode": ["benchmark_decode.py", "--preset", "forty", *TIMED],
     "prefill": ["benchmark_prefill.py", *TIMED],
-    "fp32": [*SPEED, "--preset", "fp32", "--baselines", "ours", "ours_fast", "sdpa_efficient", "sdpa_math"],
+    "fp32": [*SPEED, "--preset", "fp32", "--baselines", "ours", "ours_tf32", "ours_ieee", "sdpa_efficient", "sdpa_math"],
     "options_flex": [*SPEED, "--preset", "options", "--baselines", "flex"],
     "seq_sweep": [*SPEED, "--preset", "seq_sweep", "--baselines", *MAIN, *REST],
     "packed": [*SPEED, "--preset", "packed", "--baselines", "ours", "flash_attn", "sdpa_cudnn", "sdpa_flash"],

@@ -2,7 +2,6 @@
 [batch, seq, heads, head_dim], and a reason why it cannot run a case here, empty where it can."""
 
 import importlib.util
-import inspect
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -115,12 +114,9 @@ def reject_ours(case, device):
     return package.unavailable
 
 
-def reject_fast(case, device):
-    """Of float32 products on tensor cores."""
-    if package.unavailable or case.dtype != "float32" or device != "cuda":
-        return package.unavailable or "float32 on a GPU only"
-    known = "precision" in inspect.signature(package.flash_attention.attention).parameters
-    return "" if known else "this flash_attention has no precision="
+def reject_precision(case, device):
+    """Of a precision of float32 other than the default."""
+    return package.unavailable or ("" if case.dtype == "float32" and device == "cuda" else "float32 on a GPU only")
 
 
 def reject_fp8(case, device):
@@ -181,7 +177,8 @@ FIXED = [
     Baseline("standard", "our standard attention, the scores stored", ours("standard"), reject_ours,
              stores_scores=True),
     Baseline("ours", "flash_attention", ours(), reject_ours, packs=True),
-    Baseline("ours_fast", "flash_attention, float32 on tensor cores", ours(precision="fast"), reject_fast),
+    Baseline("ours_ieee", "flash_attention, products in float32", ours(precision="ieee"), reject_precision),
+    Baseline("ours_tf32", "flash_attention, one product of tf32", ours(precision="tf32"), reject_precision),
     Baseline("ours_fp8", "flash_attention, q, k and v in 8 bits", ours(), reject_fp8, passes=("forward",),
              element="float8_e4m3fn"),
 ]  # fmt: skip

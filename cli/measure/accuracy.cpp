@@ -43,8 +43,9 @@ class Comparison {
 };
 
 /// Bounds on the relative rms error: some 20 roundings of the element type for a forward pass, twice that for gradients.
-double allowed_error(Dtype dtype, bool gradient) {
-  const double unit = dtype == Dtype::float32 ? 1e-6 : dtype == Dtype::float16 ? 1.5e-4 : 1.2e-3;
+double allowed_error(const Problem& p, bool gradient) {
+  const bool tf32 = p.precision == Precision::tf32;  // has float16's bits
+  const double unit = p.dtype == Dtype::bfloat16 ? 1.2e-3 : p.dtype == Dtype::float16 || tf32 ? 1.5e-4 : 1e-6;
   return unit * (gradient ? 20 : 10);
 }
 
@@ -98,8 +99,8 @@ std::vector<Accuracy> check_forward(const Workload& work, std::int64_t max_rows)
   const std::vector<std::int64_t> rows = some_rows(count, max_rows);
   const auto checked = static_cast<std::int64_t>(rows.size());
   const bool narrow = p.q_dtype.value_or(p.dtype) != p.dtype;  // probabilities in e4m3, 14 bits of the dot products
-  Comparison out("out", narrow ? 5e-2 : allowed_error(p.dtype, false), checked, count);
-  Comparison lse("lse", narrow ? 1e-3 : allowed_error(Dtype::float32, false), checked, count);
+  Comparison out("out", narrow ? 5e-2 : allowed_error(p, false), checked, count);
+  Comparison lse("lse", narrow ? 1e-3 : p.precision == Precision::tf32 ? 1.5e-3 : 1e-5, checked, count);
   for (const std::int64_t row : rows) {
     const std::int64_t i = row % p.seq_q, head = row / p.seq_q % p.heads_q, b = row / p.seq_q / p.heads_q;
     const check::QueryResults wanted = check::query_results(call, b, head, i);
@@ -114,7 +115,7 @@ std::vector<Accuracy> check_backward(const Workload& work, std::int64_t max_rows
   const Ran ran(work, Pass::backward);
   const Problem& p = ran.problem;
   const check::Call& call = ran.call;
-  const double allowed = allowed_error(p.dtype, true);
+  const double allowed = allowed_error(p, true);
 
   const std::int64_t q_count = p.batch * p.heads_q * p.seq_q, kv_count = p.batch * p.heads_kv * p.seq_kv;
   const std::vector<std::int64_t> q_rows = some_rows(q_count, max_rows), kv_rows = some_rows(kv_count, max_rows);

@@ -20,9 +20,10 @@ Dtype dtype_from(std::string_view text) {
 }
 
 Precision precision_from(std::string_view text) {
-  if (text == "ieee") return Precision::ieee;
-  if (text == "fast") return Precision::fast;
-  throw Error(ErrorCode::invalid_argument, "--precision: got '" + std::string(text) + "', allowed: ieee, fast");
+  for (const Precision precision : {Precision::automatic, Precision::ieee, Precision::fast, Precision::tf32}) {
+    if (text == to_string(precision)) return precision;
+  }
+  throw Error(ErrorCode::invalid_argument, "--precision: got '" + std::string(text) + "', allowed: auto, ieee, fast, tf32");
 }
 
 Dtype narrow_dtype_from(const char* flag, std::string_view text) {
@@ -141,9 +142,12 @@ const ProblemFlag flag_table[] = {
     {{"dtype", "T", "float32, float16 or bfloat16 (fp32, fp16, bf16)", "float32"},
      [](Problem& p, const Arguments& a) { p.dtype = dtype_from(a.text("dtype")); },
      [](const Problem& p) { return ", " + Text(to_string(p.dtype)); }},
-    {{"precision", "P", "of float32 on a GPU: ieee, or fast on tensor cores, with errors up to 4 times as large", "ieee"},
+    {{"precision", "P", "of float32 on a GPU: ieee, or on tensor cores auto (= fast, three products) or tf32 (one)",
+      "auto"},
      [](Problem& p, const Arguments& a) { p.precision = precision_from(a.text("precision")); },
-     [](const Problem& p) { return Text(p.precision == Precision::fast ? ", precision fast" : ""); }},
+     [](const Problem& p) {
+       return p.precision == Precision::automatic ? Text() : Text(", precision ") + Text(to_string(p.precision));
+     }},
     {{"causal", "", "a query sees no key after the diagonal"},
      [](Problem& p, const Arguments& a) { p.causal = a.on("causal"); },
      [](const Problem& p) { return Text(p.causal ? ", causal" : ""); }},

@@ -32,10 +32,12 @@ enum class Alignment : std::uint8_t {
   top_left,      ///< the first query sees the first key: diagonal at j = i
 };
 
-/// How a GPU multiplies float32. On a CPU, and for other types, both are the same.
+/// How a GPU multiplies float32 (docs/numerics.md). On a CPU, and for other types, all are the same.
 enum class Precision : std::uint8_t {
-  ieee,  ///< in fp32
-  fast,  ///< on tensor cores, each number in two parts: errors up to four times as large; docs/numerics.md
+  ieee,       ///< in fp32
+  fast,       ///< on tensor cores, each number in two parts, a product in three: as exact as fp32 sums
+  automatic,  ///< the default: as fast; from torch as torch.get_float32_matmul_precision() says
+  tf32,       ///< on tensor cores, each number rounded to 11 significant bits
 };
 
 enum class Pass : std::uint8_t { forward, backward, standard_forward, standard_backward };
@@ -160,7 +162,7 @@ struct Problem {
   ScaleKind q_scales = ScaleKind::none;  ///< of 8-bit q: none, tensor or head, which is [batch, heads_kv] for q, too
   Strides q_scale_strides{};
 
-  Precision precision = Precision::ieee;  ///< of float32 on a GPU
+  Precision precision = Precision::automatic;  ///< of float32 on a GPU
 
   friend bool operator==(const Problem&, const Problem&) = default;
 };

@@ -45,6 +45,7 @@ struct Features {
   bool latent = false;            // a key is its value, then head_dim - head_dim_v columns of K
   bool narrow_queries = false;    // q is of kv_dtype, too
   bool q_scales = false;          // and has scales
+  bool one_product = false;       // float32 on tensor cores: a product is one of 11 bits each, not three
 
   constexpr bool has_window() const { return window_left || window_right; }
   /// A score is more than the dot product times a constant, which softmax folds into its exponent.

@@ -101,8 +101,8 @@ struct BackwardSm80 : BackwardSm80Epilogue<config> {
     const Score score(args, sequence, head_idx);
 
     float S[2][score_blocks][4]{}, dP[2][score_blocks][4]{};
-    sm80::multiply_rows<type, QTile, KTile, dim>(S, step.Q(), row, K_smem, column, lane);
-    sm80::multiply_rows<type, dOTile, VTile, dim_v>(dP, step.dO(), row, V_smem, column, lane);
+    sm80::multiply_rows<features, QTile, KTile, dim>(S, step.Q(), row, K_smem, column, lane);
+    sm80::multiply_rows<features, dOTile, VTile, dim_v>(dP, step.dO(), row, V_smem, column, lane);
 
     const typename Shape::template RowStatistics<2> rows(step.statistics(), row + place.row);
     const tile::Dropout dropout(args, sequence.batch_idx, head_idx);
@@ -122,8 +122,8 @@ struct BackwardSm80 : BackwardSm80Epilogue<config> {
     const int row = warp / key_n * 32, part = warp % key_n;
     const auto contract = [&]<typename Tile, int pairs, int columns, int blocks>(float(&C)[2][blocks][4], unsigned weights,
                                                                                  unsigned tile) {
-      sm80::multiply_columns<type, PTile, Tile, block_q>(C, weights, row, tile, part * pairs, lane,
-                                                         sm80::pairs_of<type, columns / 16, pairs, key_n>(part));
+      sm80::multiply_columns<features, PTile, Tile, block_q>(C, weights, row, tile, part * pairs, lane,
+                                                             sm80::pairs_of<type, columns / 16, pairs, key_n>(part));
     };
     contract.template operator()<dOTile, dV_pairs, dim_v>(dV, P_smem, step.dO());
     contract.template operator()<QTile, dK_pairs, dim>(dK, dS_smem, step.Q());
@@ -134,8 +134,8 @@ struct BackwardSm80 : BackwardSm80Epilogue<config> {
     using Sums = QuerySums<config>;
     float dQ[2][2 * Sums::pairs][4]{};
     const int row = warp / Sums::warps_n * 32, part = warp % Sums::warps_n;
-    sm80::multiply<type, PTile, KTile, block_kv>(dQ, dS_smem, row, K_smem, part * Sums::pairs, lane,
-                                                 sm80::pairs_of<type, dim / 16, Sums::pairs, Sums::warps_n>(part));
+    sm80::multiply<features, PTile, KTile, block_kv>(dQ, dS_smem, row, K_smem, part * Sums::pairs, lane,
+                                                     sm80::pairs_of<type, dim / 16, Sums::pairs, Sums::warps_n>(part));
     Sums::add(Sums::of_thread(args, sequence, step.head_idx, step.tile_idx), dQ);
   }
 

@@ -133,8 +133,8 @@ struct BackwardSm80Query : BackwardSm80Shape<config> {
   __device__ __forceinline__ void add_tile(const tile::Score<features>& score,
                                            const typename Shape::template RowStatistics<1>& rows, int kv_begin) {
     float S[1][block_kv / 8][4]{}, dP[1][block_kv / 8][4]{};
-    sm80::multiply_rows<type, QTile, KTile, dim>(S, Q_smem, warp_row, K_smem, 0, lane);
-    sm80::multiply_rows<type, dOTile, VTile, dim_v>(dP, dO_smem, warp_row, V_smem, 0, lane);
+    sm80::multiply_rows<features, QTile, KTile, dim>(S, Q_smem, warp_row, K_smem, 0, lane);
+    sm80::multiply_rows<features, dOTile, VTile, dim_v>(dP, dO_smem, warp_row, V_smem, 0, lane);
     const tile::Dropout dropout(args, sequence.batch_idx, head_idx);
     if (Shape::some_hidden(score, q_begin, kv_begin)) {
       ptx::path<Shape::split ? "backward/tf32 edge tile of dQ" : "backward/sm80 edge tile of dQ">();
@@ -143,7 +143,7 @@ struct BackwardSm80Query : BackwardSm80Shape<config> {
       ptx::path<Shape::split ? "backward/tf32 inner tile of dQ" : "backward/sm80 inner tile of dQ">();
       Shape::template differentiate<false>(S, dP, score, rows, dropout, q_begin + warp_row, kv_begin, place);
     }
-    sm80::multiply_registers<type, KTile>(dQ, dP, K_smem, lane);
+    sm80::multiply_registers<features, KTile>(dQ, dP, K_smem, lane);
   }
 
   __device__ __forceinline__ void differentiate_tiles(const tile::Score<features>& score, const tile::TileRange& tiles) {

@@ -20,7 +20,7 @@ __device__ __forceinline__ int pairs_of(int part) {
 }
 
 /// C += A B^T over `columns` columns of both: rows [row, ...) of A, [column, ...) of B.
-template <Type type, typename TileA, typename TileB, int columns, int m_tiles, int blocks>
+template <Features features, typename TileA, typename TileB, int columns, int m_tiles, int blocks>
 __device__ __forceinline__ void multiply_rows(float (&C)[m_tiles][blocks][4], unsigned A_smem, int row, unsigned B_smem,
                                               int column, int lane) {
   const unsigned A_address = tile::a_address<TileA>(A_smem, row, lane);
@@ -31,23 +31,23 @@ __device__ __forceinline__ void multiply_rows(float (&C)[m_tiles][blocks][4], un
   const auto load_b = [&](unsigned(&B)[4], int n, int k) {
     ptx::ldmatrix_x4(B, TileB::step(B_address, 2 * k) + n * 16 * 128);
   };
-  if constexpr (type == Type::float32) {
-    tile::multiply_split<columns / 8, 1>(C, tile::split_rows(load_a), load_b);
+  if constexpr (features.dtype == Type::float32) {
+    tile::multiply_split<features, columns / 8, 1>(C, tile::split_rows(load_a), load_b);
   } else {
-    tile::multiply<type, columns / 16>(C, load_a, load_b);
+    tile::multiply<features.dtype, columns / 16>(C, load_a, load_b);
   }
 }
 
 /// C += A^T B over `rows` rows of both: columns [row, ...) of A, those from 16 * first on of B, of which `pairs` exist.
-template <Type type, typename TileA, typename TileB, int rows, int m_tiles, int blocks>
+template <Features features, typename TileA, typename TileB, int rows, int m_tiles, int blocks>
 __device__ __forceinline__ void multiply_columns(float (&C)[m_tiles][blocks][4], unsigned A_smem, int row, unsigned B_smem,
                                                  int first, int lane, int pairs) {
-  if constexpr (type == Type::float32) {
+  if constexpr (features.dtype == Type::float32) {
     const unsigned A_address = tile::contracted_address<TileA>(A_smem, lane);
     const unsigned B_address = tile::contracted_address<TileB>(B_smem, lane);
-    tile::multiply_split<rows / 8, 1>(
+    tile::multiply_split<features, rows / 8, 1>(
         C,
-        [&](tile::Split<4>& A, int m, int k) {
+        [&](auto& A, int m, int k) {
           unsigned values[4];
           tile::contracted_rows<TileA>(values, TileA::step(A_address, row / 4), m, k);
           A.set({values[0], values[2], values[1], values[3]});
@@ -56,7 +56,7 @@ __device__ __forceinline__ void multiply_columns(float (&C)[m_tiles][blocks][4],
   } else {
     const unsigned A_address = tile::a_transposed_address<TileA>(A_smem, 0, lane);
     const unsigned B_address = tile::b_address<TileB>(B_smem, 0, lane);
-    tile::multiply<type, rows / 16>(
+    tile::multiply<features.dtype, rows / 16>(
         C,
         [&](unsigned(&A)[4], int m, int k) {
           ptx::ldmatrix_x4_trans(A, TileA::step(A_address, (row + 16 * m) / 8) + k * 16 * 128);
@@ -69,21 +69,21 @@ __device__ __forceinline__ void multiply_columns(float (&C)[m_tiles][blocks][4],
 }
 
 /// C += A B over `rows` rows of B: rows [row, ...) of A, columns from 16 * first on of B, of which `pairs` exist.
-template <Type type, typename TileA, typename TileB, int rows, int m_tiles, int blocks>
+template <Features features, typename TileA, typename TileB, int rows, int m_tiles, int blocks>
 __device__ __forceinline__ void multiply(float (&C)[m_tiles][blocks][4], unsigned A_smem, int row, unsigned B_smem,
                                          int first, int lane, int pairs) {
   const unsigned A_address = tile::a_address<TileA>(A_smem, row, lane);
   const auto load_a = [&](unsigned(&A)[4], int m, int k) {
     ptx::ldmatrix_x4(A, TileA::step(A_address, 2 * k) + m * 16 * 128);
   };
-  if constexpr (type == Type::float32) {
+  if constexpr (features.dtype == Type::float32) {
     const unsigned B_address = tile::ordered_address<TileB>(B_smem, lane);
-    tile::multiply_split<rows / 8, 1>(
+    tile::multiply_split<features, rows / 8, 1>(
         C, tile::split_rows(load_a),
         [&](unsigned(&B)[4], int n, int k) { tile::ordered_rows<TileB>(B, B_address, first + n, k); }, pairs);
   } else {
     const unsigned B_address = tile::b_address<TileB>(B_smem, 0, lane);
-    tile::multiply<type, rows / 16>(
+    tile::multiply<features.dtype, rows / 16>(
         C, load_a,
         [&](unsigned(&B)[4], int n, int k) {
           ptx::ldmatrix_x4_trans(B, TileB::step(B_address, 2 * (first + n)) + k * 16 * 128);
@@ -93,18 +93,18 @@ __device__ __forceinline__ void multiply(float (&C)[m_tiles][blocks][4], unsigne
 }
 
 /// C += A B, where A's elements are those of an accumulator, all rows of B and all columns of C.
-template <Type type, typename TileB, int m_tiles, int steps, int blocks>
+template <Features features, typename TileB, int m_tiles, int steps, int blocks>
 __device__ __forceinline__ void multiply_registers(float (&C)[m_tiles][blocks][4], const float (&A_reg)[m_tiles][steps][4],
                                                    unsigned B_smem, int lane) {
-  if constexpr (type == Type::float32) {
+  if constexpr (features.dtype == Type::float32) {
     const unsigned B_address = tile::contracted_address<TileB>(B_smem, lane);
-    tile::multiply_split<steps, steps / 2>(
-        C, [&](tile::Split<4>& A, int m, int k) { tile::split_a(A, A_reg[m][k]); },
+    tile::multiply_split<features, steps, steps / 2>(
+        C, [&](auto& A, int m, int k) { tile::split_a(A, A_reg[m][k]); },
         [&](unsigned(&B)[4], int n, int k) { tile::contracted_rows<TileB>(B, B_address, n, k); });
   } else {
     const unsigned B_address = tile::b_address<TileB>(B_smem, 0, lane);
-    tile::multiply<type, steps / 2>(
-        C, [&](unsigned(&A)[4], int m, int k) { tile::pack_a<type>(A, A_reg[m][2 * k], A_reg[m][2 * k + 1]); },
+    tile::multiply<features.dtype, steps / 2>(
+        C, [&](unsigned(&A)[4], int m, int k) { tile::pack_a<features.dtype>(A, A_reg[m][2 * k], A_reg[m][2 * k + 1]); },
         [&](unsigned(&B)[4], int n, int k) { ptx::ldmatrix_x4_trans(B, TileB::step(B_address, 2 * n) + k * 16 * 128); });
   }
 }

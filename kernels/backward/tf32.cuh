@@ -4,7 +4,7 @@
 #include "backward/sm80.cuh"
 #include "backward/sm80_dq.cuh"
 
-// Attention backward of float32 on tensor cores (precision = fast): sm_80 and up, the whole contract.
+// Attention backward of float32 on tensor cores, if precision is not ieee: sm_80 and up, the whole contract.
 //
 // It is backward/sm80 with products of floats in two parts each (tile/split.cuh, sm80_products.cuh): the same loop, copies,
 // scores and epilogue:

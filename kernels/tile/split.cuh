@@ -12,22 +12,27 @@
 // Tensor cores cut off what a sum has behind its last bit. Over a long sum that grows to many units, so a chain of products
 // is short, the small ones first, and chains are added in fp32, rounded to nearest.
 //
+// With Features::one_product (precision = tf32) a product is high(A) high(B) alone.
+//
 // Fragments are those of 16-bit elements with a float in the place of a pair: rows of 16 bytes are four columns, ldmatrix
 // brings them as they are. It transposes pairs of 16 bits only, so operands whose rows are contracted come by single loads.
 
 namespace flash_attention::tile {
 
-/// Registers of an operand in two parts. An Inf has a NaN as its lower part: rows that this reaches are done again
-/// (forward/repair.cuh, backward/repair.cuh). The tensor cores ignore the lower part's last 13 bits.
-template <int registers>
+using namespace abi;
+
+/// Registers of an operand in two parts, or the higher one alone. An Inf has a NaN as its lower part: rows that this
+/// reaches are done again (forward/repair.cuh, backward/repair.cuh). The tensor cores ignore the lower part's last 13 bits.
+template <int registers, int products>
 struct Split {
+  static constexpr bool has_low = products == 3;
   unsigned high[registers];
-  unsigned low[registers];
+  unsigned low[has_low ? registers : 1];
 
   __device__ __forceinline__ void set(int r, float value) {
     // cvt.rna.tf32 of a finite number: the instruction is four, which look at Inf and NaN.
     high[r] = (__builtin_bit_cast(unsigned, value) + 0x1000u) & 0xffffe000u;
-    low[r] = __builtin_bit_cast(unsigned, value - __builtin_bit_cast(float, high[r]));
+    if constexpr (has_low) low[r] = __builtin_bit_cast(unsigned, value - __builtin_bit_cast(float, high[r]));
   }
   __device__ __forceinline__ void set(const unsigned (&values)[registers]) {
 #pragma unroll
@@ -51,24 +56,25 @@ __device__ __forceinline__ void mma_tf32(float (&sum)[m_tiles][2][4], const Rows
 /// load_a of multiply_split from one that brings registers.
 template <typename LoadA>
 __device__ __forceinline__ auto split_rows(const LoadA& load_a) {
-  return [&](Split<4>& A, int m, int step) {
+  return [&](auto& A, int m, int step) {
     unsigned values[4];
     load_a(values, m, step);
     A.set(values);
   };
 }
 
-/// C += A B over `steps` steps of 8, in chains of two steps. load_a(A, m, step) brings Split<4> of 16 rows, load_b(B, n,
-/// step) registers of 16 columns; a column pair at or past `pairs` is left out. So many chains are unrolled as A needs
-/// whose elements are registers; of others one, which keeps the next loads from filling the registers.
-template <int steps, int unrolled, int m_tiles, int blocks, typename LoadA, typename LoadB>
+/// C += A B over `steps` steps of 8, in chains of two steps, of four if a product is one. load_a(A, m, step) brings Split
+/// of 16 rows, load_b(B, n, step) registers of 16 columns; a column pair at or past `pairs` is left out. So many chains are
+/// unrolled as A needs whose elements are registers; of others one, which keeps the next loads from filling the registers.
+template <Features features, int steps, int unrolled, int m_tiles, int blocks, typename LoadA, typename LoadB>
 __device__ __forceinline__ void multiply_split(float (&C)[m_tiles][blocks][4], LoadA load_a, LoadB load_b,
                                                int pairs = blocks / 2) {
-  constexpr int chain = 2;
+  constexpr int products = features.one_product ? 1 : 3;
+  constexpr int chain = products == 1 && steps % 4 == 0 ? 4 : 2;
   static_assert(steps % chain == 0);
 #pragma unroll(unrolled)
   for (int begin = 0; begin < steps; begin += chain) {
-    Split<4> A[chain][m_tiles];
+    Split<4, products> A[chain][m_tiles];
 #pragma unroll
     for (int s = 0; s < chain; ++s) {
 #pragma unroll
@@ -77,17 +83,19 @@ __device__ __forceinline__ void multiply_split(float (&C)[m_tiles][blocks][4], L
 #pragma unroll
     for (int n = 0; n < blocks / 2; ++n) {
       if (n >= pairs) break;
-      Split<4> B[chain];
+      Split<4, products> B[chain];
       float sum[m_tiles][2][4]{};
 #pragma unroll
       for (int s = 0; s < chain; ++s) {
         unsigned values[4];
         load_b(values, n, begin + s);
         B[s].set(values);
-        mma_tf32(
-            sum, [&](int m) -> const unsigned(&)[4] { return A[s][m].low; }, B[s].high);
-        mma_tf32(
-            sum, [&](int m) -> const unsigned(&)[4] { return A[s][m].high; }, B[s].low);
+        if constexpr (products == 3) {
+          mma_tf32(
+              sum, [&](int m) -> const unsigned(&)[4] { return A[s][m].low; }, B[s].high);
+          mma_tf32(
+              sum, [&](int m) -> const unsigned(&)[4] { return A[s][m].high; }, B[s].low);
+        }
       }
 #pragma unroll
       for (int s = 0; s < chain; ++s)
@@ -104,7 +112,8 @@ __device__ __forceinline__ void multiply_split(float (&C)[m_tiles][blocks][4], L
 
 /// A block of an accumulator as the A operand of a product that contracts its 8 columns: element t is column 2t, element
 /// t + 4 column 2t + 1, so that they stay in their lanes. contracted_rows brings B's rows in the same order.
-__device__ __forceinline__ void split_a(Split<4>& A, const float (&block)[4]) {
+template <int products>
+__device__ __forceinline__ void split_a(Split<4, products>& A, const float (&block)[4]) {
   A.set(0, block[0]);
   A.set(1, block[2]);
   A.set(2, block[1]);

@@ -107,7 +107,7 @@ nb::object attend_backward(PyObject* const* args, Py_ssize_t count) {
   }
   if (!is_plain(dout, slots[Slot::q])) return nb::none();
   const Tensor out = tensor_of(args[3], "out"), lse = tensor_of(args[4], "lse");
-  slots[Slot::q].stream = current_stream(args[0], slots[Slot::q].device);
+  read_current(args[0], slots[Slot::q]);
   Call call(slots, options_of(args[6]));
   call.set_forward(out, lse, 0, 0);
   NewTensor results[] = {NewTensor::like(args[0], slots[Slot::q]), NewTensor::like(args[1], slots[Slot::k]),

@@ -13,7 +13,7 @@ namespace {
 /// q, k and v, and the stream of the call; false where it is not plain.
 bool read_with_stream(PyObject* const* qkv, Slots& slots) {
   if (!read_plain(qkv, slots)) return false;
-  slots[Slot::q].stream = current_stream(qkv[0], slots[Slot::q].device);
+  read_current(qkv[0], slots[Slot::q]);
   return true;
 }
 

@@ -10,6 +10,7 @@
 #include "flash_attention/version.h"
 #include "gil.h"
 #include "program.h"
+#include "torch_functions.h"
 
 namespace flash_attention::python {
 
@@ -28,7 +29,7 @@ Slots slots_of(const nb::tuple& tensors) {
     const nb::handle tensor = tensors[slot];
     if (!tensor.is_none()) slots[slot] = tensor_of(tensor, slot_names[slot]);
   }
-  slots[Slot::q].stream = current_stream(tensors[0], slots[Slot::q].device);
+  read_current(tensors[0], slots[Slot::q]);
   return slots;
 }
 

@@ -26,7 +26,7 @@
   X(integer, mask_block_q, 0, "block_mask", "sizes of blocks")                             \
   X(integer, mask_block_kv, 0, "block_mask", "sizes of blocks")                            \
   X(integer, attention_chunk, 0, "attention_chunk", "an int")                              \
-  X(flag, fast_precision, false, "precision", "'ieee' or 'fast'")
+  X(text, precision, "auto", "precision", "'auto', 'ieee', 'fast' or 'tf32'")
 
 namespace flash_attention::python {
 

@@ -125,7 +125,7 @@ void run_call(Call& call, bool backward, PyObject* like, std::span<NewTensor> re
 
 Results run_plain(PyObject* const* qkv, Slots& slots, const CallOptions& options, const Wanted& wanted) {
   Tensor& q = slots[Slot::q];
-  q.stream = current_stream(qkv[0], q.device);
+  read_current(qkv[0], q);
   Call call(slots, options);
   call.options.backward_follows = wanted.backward_follows;
   NewTensor results[] = {

@@ -24,7 +24,8 @@ struct Tensor {
   std::int64_t strides[max_rank] = {};  ///< in elements
   nb::dlpack::dtype dtype{};
   Device device;
-  void* stream = nullptr;  ///< of q alone: the CUDA stream to run on
+  void* stream = nullptr;                      ///< of q alone: the CUDA stream to run on
+  Precision precision = Precision::automatic;  ///< of q alone: how its library multiplies float32
   nb::ndarray<> keep_alive;
 
   bool is_dtype(nb::dlpack::dtype_code code, int bits) const;

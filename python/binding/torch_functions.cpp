@@ -12,6 +12,16 @@ namespace flash_attention::python {
 
 Torch torch;
 
+void read_current(nb::handle object, Tensor& q) {
+  q.stream = current_stream(object, q.device);
+  const bool of_torch = torch.tensor != nullptr && PyObject_TypeCheck(object.ptr(), torch.tensor);
+  if (!of_torch || known_dtype(q) != Dtype::float32) return;
+  PyObject* const word = PyObject_CallNoArgs(torch.matmul_precision);
+  if (word == nullptr) return PyErr_Clear();  // it has been set in two ways that disagree: none of them counts
+  const nb::object owned = nb::steal(word);
+  if (PyUnicode_CompareWithASCIIString(word, "highest") != 0) q.precision = Precision::tf32;
+}
+
 bool is_intercepted(Device device) {
   const auto is_on = [](PyObject* mode) {
     const nb::object found = answer(mode);
@@ -243,9 +253,9 @@ Scratch::~Scratch() {
 namespace {
 
 void set_eager(nb::handle tensor, nb::handle empty_like, nb::handle empty_strided, nb::handle float32, nb::handle uint8,
-               nb::handle grad_enabled, nb::handle deterministic, nb::handle differentiate, nb::handle autocast,
-               nb::handle autocast_of_cuda, nb::tuple interceptors, nb::dict forward_ad, nb::dict profiler,
-               nb::handle options) {
+               nb::handle grad_enabled, nb::handle deterministic, nb::handle matmul_precision, nb::handle differentiate,
+               nb::handle autocast, nb::handle autocast_of_cuda, nb::tuple interceptors, nb::dict forward_ad,
+               nb::dict profiler, nb::handle options) {
   torch.tensor = reinterpret_cast<PyTypeObject*>(tensor.inc_ref().ptr());
   torch.empty_like = empty_like.inc_ref().ptr();
   torch.empty_strided = empty_strided.inc_ref().ptr();
@@ -253,6 +263,7 @@ void set_eager(nb::handle tensor, nb::handle empty_like, nb::handle empty_stride
   torch.uint8 = uint8.inc_ref().ptr();
   torch.grad_enabled = grad_enabled.inc_ref().ptr();
   torch.deterministic = deterministic.inc_ref().ptr();
+  torch.matmul_precision = matmul_precision.inc_ref().ptr();
   torch.differentiate = differentiate.inc_ref().ptr();
   torch.requires_grad = PyUnicode_InternFromString("requires_grad");
   torch.device = PyUnicode_InternFromString("device");
@@ -274,8 +285,8 @@ void set_eager(nb::handle tensor, nb::handle empty_like, nb::handle empty_stride
 void add_torch(nb::module_& module) {
   using namespace nb::literals;
   module.def("set_eager", set_eager, "tensor"_a, "empty_like"_a, "empty_strided"_a, "float32"_a, "uint8"_a,
-             "grad_enabled"_a, "deterministic"_a, "differentiate"_a, "autocast"_a, "autocast_of_cuda"_a, "interceptors"_a,
-             "forward_ad"_a, "profiler"_a, "options"_a);
+             "grad_enabled"_a, "deterministic"_a, "matmul_precision"_a, "differentiate"_a, "autocast"_a,
+             "autocast_of_cuda"_a, "interceptors"_a, "forward_ad"_a, "profiler"_a, "options"_a);
 }
 
 }  // namespace flash_attention::python

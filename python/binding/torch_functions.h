@@ -14,11 +14,12 @@ struct Torch {
   PyObject* empty_like = nullptr;
   PyObject* empty_strided = nullptr;  // (sizes, strides, *, dtype, device), faster than by sizes alone
   PyObject *float32 = nullptr, *uint8 = nullptr;
-  PyObject* grad_enabled = nullptr;     // () -> bool
-  PyObject* deterministic = nullptr;    // () -> bool, whether all algorithms must be
-  PyObject* named_options = nullptr;    // flash_attention.options.Options
-  PyObject* differentiate = nullptr;    // (q, k, v, options) -> out, by way of differentiable_forward()
-  std::vector<PyObject*> interceptors;  // each () -> something true where calls are not to run as they are
+  PyObject* grad_enabled = nullptr;      // () -> bool
+  PyObject* deterministic = nullptr;     // () -> bool, whether all algorithms must be
+  PyObject* matmul_precision = nullptr;  // () -> str, how float32 is multiplied
+  PyObject* named_options = nullptr;     // flash_attention.options.Options
+  PyObject* differentiate = nullptr;     // (q, k, v, options) -> out, by way of differentiable_forward()
+  std::vector<PyObject*> interceptors;   // each () -> something true where calls are not to run as they are
   PyObject *autocast = nullptr, *autocast_of_cuda = nullptr;  // () -> bool; the second is faster and tells of CUDA alone
   PyObject* forward_ad = nullptr;                             // the names of torch.autograd.forward_ad
   PyObject* profiler = nullptr;                               // those of torch.autograd.profiler
@@ -41,6 +42,9 @@ template <std::size_t count>
 nb::object result_of(PyObject* function, PyObject* const (&args)[count]) {
   return checked(PyObject_Vectorcall(function, args, count, nullptr));
 }
+
+/// Into q, a tensor made of `object`: the stream that is current in its library, and how that multiplies float32.
+void read_current(nb::handle object, Tensor& q);
 
 bool is_intercepted(Device device);                        ///< a mode is on in which calls are not to run as they are
 bool wants_gradient(PyObject* const* tensors, int count);  ///< gradients are on, and one of them asks for its own

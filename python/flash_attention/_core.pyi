@@ -79,6 +79,7 @@ def set_eager(
     uint8: Any,
     grad_enabled: Callable[[], bool],
     deterministic: Callable[[], bool],
+    matmul_precision: Callable[[], str],
     differentiate: Callable[[Any, Any, Any, tuple[Any, ...]], Any],
     autocast: Callable[[], bool],
     autocast_of_cuda: Callable[[], bool],

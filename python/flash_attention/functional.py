@@ -121,7 +121,7 @@ def attention(
     v_descale: Any = None,
     out_dtype: Any = None,
     attention_chunk: int = 0,
-    precision: Literal["ieee", "fast"] = "ieee",
+    precision: Literal["auto", "ieee", "fast", "tf32"] = "auto",
 ) -> Any:
     """softmax(scale * q k^T + ...) v, without ever storing the scores.
 
@@ -164,8 +164,9 @@ def attention(
         out_dtype: of out where q is float8: torch.bfloat16 (None), float16 or float32.
         attention_chunk: a query sees the keys of its own chunk of so many positions, besides all of the above (the place of
             query i is i + seq_kv - seq_q, see alignment); 0 = all.
-        precision: of float32 on a GPU: "ieee", products in float32; "fast", on tensor cores from sm_80 on, with errors up
-            to four times as large. docs/numerics.md. On a CPU, and for other types, both are the same.
+        precision: of float32 on a GPU: "fast", on tensor cores from sm_80 on, three products for one, as exact as float32;
+            "tf32", one product, with 11 bits of each factor; "ieee", in float32; "auto", "fast", or what
+            torch.get_float32_matmul_precision() allows. docs/numerics.md. On a CPU, and for other types, all are the same.
 
     Returns:
         out, laid out as q with head_dim_v as last size; or (out, lse). A row that sees no key is 0, its lse -inf.
@@ -186,7 +187,7 @@ def attention(
         and type(q) is eager_type
         and plain
         and kept is None
-        and not (return_lse or invariant or attention_chunk or precision != "ieee")
+        and not (return_lse or invariant or attention_chunk or precision != "auto")
     ):
         out = _core.attend(
             q, k, v, causal, window, softcap, scale, dropout_p, deterministic, layout, alignment,
@@ -244,7 +245,7 @@ def attention_packed(
     v_descale: Any = None,
     out_dtype: Any = None,
     attention_chunk: int = 0,
-    precision: Literal["ieee", "fast"] = "ieee",
+    precision: Literal["auto", "ieee", "fast", "tf32"] = "auto",
 ) -> Any:
     """attention() for sequences of different lengths, packed end to end, without padding.
 

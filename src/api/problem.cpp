@@ -126,7 +126,7 @@ std::string to_string(const Problem& p) {
     out << ", program of " << std::count(p.program.begin(), p.program.end(), '\n') + 1 << " lines";
   }
   if (p.invariant) out << ", invariant";
-  if (p.precision == Precision::fast) out << ", precision fast";
+  if (p.precision != Precision::automatic) out << ", precision " << to_string(p.precision);
   return out.str();
 }
 
@@ -166,7 +166,19 @@ std::string_view to_string(Alignment alignment) {
   return alignment == Alignment::bottom_right ? "bottom_right" : "top_left";
 }
 
-std::string_view to_string(Precision precision) { return precision == Precision::ieee ? "ieee" : "fast"; }
+std::string_view to_string(Precision precision) {
+  switch (precision) {
+    case Precision::ieee:
+      return "ieee";
+    case Precision::fast:
+      return "fast";
+    case Precision::automatic:
+      return "auto";
+    case Precision::tf32:
+      return "tf32";
+  }
+  return "unknown precision";
+}
 
 std::string_view to_string(ScaleKind kind) {
   switch (kind) {

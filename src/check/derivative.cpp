@@ -35,8 +35,9 @@ Upstream upstream(const Call& call, const double* out, const double* dout, doubl
 Derivative by_score(const Call& call, double p, double kept, const Upstream& up, const double* dout, const double* v) {
   const std::int64_t dim = call.problem.head_dim_v;
   const double size = kept * dot_size(dout, v, dim) + up.delta_size;
-  return {p * (kept * dot(dout, v, dim) - up.delta),
-          p * sum_error(static_cast<double>(dim)) * size + underflow_of(call.problem.dtype)};
+  return {
+      p * (kept * dot(dout, v, dim) - up.delta),
+      p * (sum_error(static_cast<double>(dim)) + product_error(call.problem)) * size + underflow_of(call.problem.dtype)};
 }
 
 Derivative by_product(const Call& call, const Score& s, double p, double kept, const Upstream& up, const double* dout,
@@ -44,8 +45,8 @@ Derivative by_product(const Call& call, const Score& s, double p, double kept, c
   const double scale = *call.problem.scale;
   const Derivative of_score = by_score(call, p, kept, up, dout, v);
   Derivative d{of_score.value * scale * s.derivative, 0};
-  d.error = std::fabs(d.value) * (unit_of(call.problem.dtype) + 2 * s.error) + of_score.error * std::fabs(scale) +
-            std::fabs(of_score.value * scale) * s.derivative_error;
+  d.error = std::fabs(d.value) * (unit_of(call.problem.dtype) + product_error(call.problem) + 2 * s.error) +
+            of_score.error * std::fabs(scale) + std::fabs(of_score.value * scale) * s.derivative_error;
   return d;
 }
 

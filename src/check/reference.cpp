@@ -49,7 +49,7 @@ QueryResults query_results(const Call& call, std::int64_t b, std::int64_t head, 
   results.lse.allowed[0] = slack * (error + sum_error(terms) + 4 * float_unit * std::fabs(lse)) + 1e-6;
 
   const bool narrow = p.q_dtype.value_or(p.dtype) != p.dtype;  // kernels may round probabilities to e4m3
-  const double weight_error = (narrow ? 0x1p-4 : unit_of(p.dtype)) + 2 * error + sum_error(terms);
+  const double weight_error = (narrow ? 0x1p-4 : unit_of(p.dtype)) + product_error(p) + 2 * error + sum_error(terms);
   const double underflow = narrow ? 0x1p-16 : underflow_of(p.dtype);
   constexpr std::size_t block = 512;
   for (std::size_t first = 0; first < scores.size(); first += block) {
@@ -131,7 +131,7 @@ KeyGradients key_gradients(const Call& call, std::int64_t b, std::int64_t kv_hea
         const Upstream up = upstream(call, &out[at * p.head_dim_v], dout_row, lse[at], dlse[at]);
         const Derivative d = by_product(call, s, weight, kept, up, dout_row, v.data());
         add(gradients.dk, d.value, d.error + std::fabs(d.value) * terms, &q[at * p.head_dim]);
-        const double error = weight * (unit_of(p.dtype) + 2 * s.error + terms) + underflow_of(p.dtype);
+        const double error = weight * (unit_of(p.dtype) + product_error(p) + 2 * s.error + terms) + underflow_of(p.dtype);
         add(gradients.dv, weight * kept, error * kept, dout_row);
       }
     }

@@ -31,6 +31,7 @@ Score Scores::score(std::int64_t i, std::int64_t j, const double* q, const doubl
   const double scale = *p_.scale * q_scale_;
   Score s{.i = i, .j = j, .value = scale * dot};
   s.error = float32_unit * (4 + std::sqrt(static_cast<double>(p_.head_dim))) * std::fabs(scale) * size;
+  s.error += product_error(p_) * std::fabs(scale) * size;
   if (p_.q_dtype.value_or(p_.dtype) != p_.dtype) s.error += 0x1p-11 * std::fabs(scale) * size;  // 14 bits of 8-bit products
   if (p_.softcap > 0) {
     const Capped cap = capped(p_.softcap, tanh_of(p_.softcap, s.value));

@@ -9,6 +9,9 @@ namespace flash_attention::check {
 
 constexpr std::int64_t rows_at_once = 512;  // that are read
 
+/// How far a product of two elements may be from the exact one, relative to it: tf32 rounds both to 11 bits.
+inline double product_error(const Problem& problem) { return problem.precision == Precision::tf32 ? 0x1p-10 : 0; }
+
 /// One score before the softmax.
 struct Score {
   std::int64_t i = 0, j = 0;  // in the sequence

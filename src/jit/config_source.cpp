@@ -134,6 +134,7 @@ std::string to_source(const abi::Features& config) {
   MEMBER(latent);
   MEMBER(narrow_queries);
   MEMBER(q_scales);
+  MEMBER(one_product);
   return out.done();
 }
 

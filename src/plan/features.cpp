@@ -41,7 +41,8 @@ abi::Features features_of(const Problem& p) {
           .token_scales = p.kv_scales == ScaleKind::token,
           .latent = p.latent,
           .narrow_queries = *p.q_dtype != p.dtype,
-          .q_scales = p.q_scales != ScaleKind::none};
+          .q_scales = p.q_scales != ScaleKind::none,
+          .one_product = p.precision == Precision::tf32};
 }
 
 abi::Features row_features(const abi::Features& features) {

@@ -49,7 +49,7 @@ inline Problem wild_problem(Bytes& bytes) {
   p.window_left = sometimes_wild(-1);
   p.window_right = sometimes_wild(-1);
   p.attention_chunk = sometimes_wild(0);
-  p.precision = static_cast<Precision>(bytes.very_rarely() ? bytes.byte() : 0);
+  p.precision = static_cast<Precision>(bytes.very_rarely() ? bytes.byte() : bytes.between(0, 3));
   p.key_lengths = bytes.very_rarely();
   p.seqused_q = bytes.very_rarely();
   p.seqused_kv = bytes.very_rarely();

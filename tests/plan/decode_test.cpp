@@ -43,7 +43,7 @@ TEST(PlanDecode, TakesFewQueries) {
   EXPECT_EQ(make_plan(problem, Pass::forward, a100).kernel, "forward/sm80");
   problem.page_size = 16, problem.num_pages = 5000;
   problem.dtype = Dtype::float32;
-  EXPECT_EQ(make_plan(problem, Pass::forward, h200).kernel, "forward/portable");
+  EXPECT_EQ(make_plan(problem, Pass::forward, h200).kernel, "forward/tf32");
 }
 
 /// Latent keys: a block has whole items where that leaves few SMs idle.

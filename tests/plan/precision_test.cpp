@@ -1,4 +1,4 @@
-// Which problems forward/tf32 and backward/tf32 get: float32 with precision = fast, on GPUs that have the instruction.
+// Which problems forward/tf32 and backward/tf32 get: float32 unless precision is ieee, on GPUs that have the instruction.
 #include <gtest/gtest.h>
 
 #include "flash_attention/error.h"
@@ -13,17 +13,34 @@ DeviceInfo gpu(int arch, int shared_bytes) {
 const DeviceInfo hopper = gpu(90, 232448), ampere = gpu(80, 166912), ada = gpu(89, 101376), turing = gpu(75, 65536);
 
 Problem fast_problem(std::int64_t head_dim = 64) {
-  return {.batch = 2,
-          .seq_q = 512,
-          .seq_kv = 512,
-          .heads_q = 4,
-          .heads_kv = 4,
-          .head_dim = head_dim,
-          .precision = Precision::fast};
+  return {.batch = 2, .seq_q = 512, .seq_kv = 512, .heads_q = 4, .heads_kv = 4, .head_dim = head_dim};
 }
 
 std::string kernel_of(const Problem& problem, Pass pass, const DeviceInfo& device) {
   return make_plan(problem, pass, device).kernel;
+}
+
+TEST(PlanPrecision, OnlyIeeeTakesNoTensorCores) {
+  Problem problem = fast_problem();
+  for (const Precision precision : {Precision::automatic, Precision::fast, Precision::tf32, Precision::ieee}) {
+    problem.precision = precision;
+    const std::string name = precision == Precision::ieee ? "portable" : "tf32";
+    EXPECT_EQ(kernel_of(problem, Pass::forward, hopper), "forward/" + name) << to_string(precision);
+    EXPECT_EQ(kernel_of(problem, Pass::backward, hopper), "backward/" + name) << to_string(precision);
+  }
+  EXPECT_EQ(Problem{}.precision, Precision::automatic);
+}
+
+/// Packed sequences, pages and single queries are multiplied like all others.
+TEST(PlanPrecision, EveryKindOfCallHasIt) {
+  Problem packed = fast_problem(), paged = fast_problem(), decode = fast_problem();
+  packed.packed = true, packed.total_q = packed.total_kv = 700;
+  paged.page_size = 64, paged.num_pages = 16, paged.seqused_kv = true;
+  decode.seq_q = 1, decode.seqused_kv = true;
+  for (const Problem& problem : {packed, paged, decode}) {
+    EXPECT_EQ(kernel_of(problem, Pass::forward, hopper), "forward/tf32") << to_string(problem);
+  }
+  EXPECT_EQ(kernel_of(packed, Pass::backward, hopper), "backward/tf32");
 }
 
 TEST(PlanPrecision, FastFloat32TakesTensorCores) {
@@ -71,18 +88,19 @@ TEST(PlanPrecision, NameIsRefusedWithoutIt) {
     make_plan(problem, Pass::forward, hopper, "forward/tf32");
     FAIL() << "taken";
   } catch (const Error& error) {
-    EXPECT_NE(std::string(error.what()).find("needs precision = fast"), std::string::npos) << error.what();
+    EXPECT_NE(std::string(error.what()).find("precision = ieee"), std::string::npos) << error.what();
   }
 }
 
 TEST(PlanPrecision, OtherValuesAreRefusedByName) {
   Problem problem = fast_problem();
-  problem.precision = static_cast<Precision>(2);
+  problem.precision = static_cast<Precision>(4);
   try {
     make_plan(problem, Pass::forward, hopper);
     FAIL() << "taken";
   } catch (const Error& error) {
-    EXPECT_NE(std::string(error.what()).find("precision: got 2; allowed are ieee and fast"), std::string::npos)
+    EXPECT_NE(std::string(error.what()).find("precision: got 4; allowed are ieee, fast, automatic and tf32"),
+              std::string::npos)
         << error.what();
   }
 }

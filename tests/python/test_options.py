@@ -19,7 +19,7 @@ def test_every_argument_arrives_under_its_name():
         "max_seqlen_q": 7, "max_seqlen_kv": 9, "scale": 0.25, "softcap": 3.0, "causal": True, "top_left": True,
         "window_left": 5, "window_right": -1, "dropout_p": 0.5, "deterministic": True, "heads_first": True,
         "standard": False, "kernel": "cpu/prefill", "mask_block_q": 64, "mask_block_kv": 32,
-        "attention_chunk": 11, "fast_precision": True,
+        "attention_chunk": 11, "precision": "fast",
     }  # fmt: skip
     assert make_options(kernel="standard") == Options(standard=True) and make_options() == Options()
 

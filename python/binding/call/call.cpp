@@ -16,6 +16,14 @@ std::int64_t longest(const std::int32_t* starts, std::int64_t batch) {
   return most;
 }
 
+/// The precision that a caller names; without a name that of q's library.
+Precision precision_of(std::string_view name, const Tensor& q) {
+  for (const Precision precision : {Precision::ieee, Precision::fast, Precision::tf32}) {
+    if (name == to_string(precision)) return precision;
+  }
+  return q.precision;
+}
+
 }  // namespace
 
 Call::Call(const Slots& tensors, const CallOptions& given, const std::string& codes, bool latent)
@@ -74,7 +82,7 @@ Call::Call(const Slots& tensors, const CallOptions& given, const std::string& co
              .dropout_p = given.dropout_p,
              .deterministic = given.deterministic,
              .invariant = invariant_,
-             .precision = given.fast_precision ? Precision::fast : Precision::ieee};
+             .precision = precision_of(given.precision, q)};
   problem.q_strides = strides_of(q);
   problem.latent = latent;
   if (!paged) {

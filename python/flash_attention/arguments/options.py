@@ -8,7 +8,7 @@ from flash_attention.options import Options, Tensors
 
 _LAYOUTS = {"bshd": False, "bhsd": True}
 _ALIGNMENTS = {"bottom_right": False, "top_left": True}
-_PRECISIONS = {"ieee": False, "fast": True}
+_PRECISIONS = ("auto", "ieee", "fast", "tf32")
 
 
 def make_options(
@@ -26,12 +26,14 @@ def make_options(
     max_seqlen_kv=0,
     block_sizes=(0, 0),
     attention_chunk=0,
-    precision="ieee",
+    precision="auto",
 ):
     """Options from the arguments of attention()."""
     try:
         left, right = window
-        top_left, heads_first, fast = _ALIGNMENTS[alignment], _LAYOUTS[layout], _PRECISIONS[precision]
+        top_left, heads_first = _ALIGNMENTS[alignment], _LAYOUTS[layout]
+        if precision not in _PRECISIONS:
+            raise KeyError(precision)
     except (KeyError, TypeError, ValueError):
         raise _refusal(alignment, window, layout, precision) from None
     # A number first: in a trace with sizes that vary it is symbolic, and has no attributes to ask for.
@@ -54,7 +56,7 @@ def make_options(
         "" if kernel is None or standard else kernel,
         *block_sizes,
         attention_chunk,
-        fast,
+        precision,
     )
 
 

@@ -128,6 +128,7 @@ def connect():
         uint8=torch.uint8,
         grad_enabled=torch.is_grad_enabled,
         deterministic=torch._C._get_deterministic_algorithms,
+        matmul_precision=torch.get_float32_matmul_precision,
         differentiate=_apply_in_eager(PlainAttention),
         autocast=is_any_autocast_enabled,
         autocast_of_cuda=torch.is_autocast_enabled,

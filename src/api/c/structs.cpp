@@ -27,6 +27,7 @@ void set_defaults(flash_attention_problem* problem) {
   problem->window_left = defaults.window_left, problem->window_right = defaults.window_right;
   problem->scale = std::numeric_limits<float>::quiet_NaN();
   problem->kv_dtype = problem->q_dtype = -1;
+  problem->precision = static_cast<int32_t>(defaults.precision);
 }
 
 void set_defaults(flash_attention_buffers* buffers) { *buffers = {}; }
@@ -103,7 +104,7 @@ void read_field(const char* name, int32_t given, std::optional<Dtype>& field) {
 
 void read_field(const char* name, int32_t given, Alignment& field) { field = enumerator(name, given, Alignment::top_left); }
 
-void read_field(const char* name, int32_t given, Precision& field) { field = enumerator(name, given, Precision::fast); }
+void read_field(const char* name, int32_t given, Precision& field) { field = enumerator(name, given, Precision::tf32); }
 void read_field(const char* name, int32_t given, ScaleKind& field) { field = enumerator(name, given, ScaleKind::token); }
 
 void read_field(const char* name, const flash_attention_score_tensor& given, ScoreTensor& field) {

@@ -93,8 +93,8 @@ void check_options(const Problem& p) {
   require(p.window_left >= -1, "window_left", p.window_left, "allowed are -1 (no bound) and up");
   require(p.window_right >= -1, "window_right", p.window_right, "allowed are -1 (no bound) and up");
   require(p.attention_chunk >= 0, "attention_chunk", p.attention_chunk, "allowed are 0 (none) and up");
-  require(p.precision == Precision::ieee || p.precision == Precision::fast, "precision",
-          static_cast<std::int64_t>(p.precision), "allowed are ieee and fast");
+  require(p.precision <= Precision::tf32, "precision", static_cast<std::int64_t>(p.precision),
+          "allowed are ieee, fast, automatic and tf32");
   require(p.alignment == Alignment::bottom_right || p.alignment == Alignment::top_left, "alignment",
           static_cast<std::int64_t>(p.alignment), "allowed are bottom_right and top_left");
   if (p.bias.present) check_dtype("bias.dtype", p.bias.dtype);
@@ -150,7 +150,7 @@ Problem normalise(const Problem& problem, Pass pass) {
   if (p.causal) p.window_right = 0;
   if (!p.scale) p.scale = p.head_dim > 0 ? 1.0f / std::sqrt(static_cast<float>(p.head_dim)) : 1.0f;
   check_options(p);
-  if (p.dtype != Dtype::float32) p.precision = Precision::ieee;
+  if (p.dtype != Dtype::float32) p.precision = Precision::automatic;
   choose_window(p);
 
   const RowAxes of_q{p.packed, p.batch, p.packed ? p.total_q : p.seq_q};

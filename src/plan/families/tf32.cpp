@@ -1,4 +1,4 @@
-// float32 on tensor cores, for precision = fast.
+// float32 on tensor cores, for every precision but ieee.
 
 #include <algorithm>
 #include <array>
@@ -13,7 +13,7 @@ namespace {
 
 std::string reject_problem(const Problem& problem, const DeviceInfo& device) {
   if (problem.dtype != Dtype::float32) return "needs float32";
-  if (problem.precision != Precision::fast) return "needs precision = fast";
+  if (problem.precision == Precision::ieee) return "precision = ieee";
   return reject_mma_problem(problem, device);
 }
 
@@ -86,7 +86,7 @@ Plan lay_out_backward(const Problem& problem, const DeviceInfo& device) {
 
 std::span<const KernelEntry> tf32_kernels() {
   static constexpr std::string_view requirements =
-      "sm_80 and up, float32 with precision = fast, strides that are multiples of 4, a positive scale";
+      "sm_80 and up, float32 unless precision = ieee, strides that are multiples of 4, a positive scale";
   static const std::array<KernelEntry, 2> rows = mma_rows({.name = "forward/tf32",
                                                            .pass = Pass::forward,
                                                            .device = DeviceKind::cuda,

@@ -15,9 +15,12 @@ INSTANTIATE_TEST_SUITE_P(Float32, ForwardTf32, ::testing::ValuesIn(some_of(fast(
 
 using ForwardTf32Accuracy = ::testing::TestWithParam<Case>;
 
-TEST_P(ForwardTf32Accuracy, IsWithinFourTimesOfFp32) {
-  expect_error_within_four_times(GetParam(), DeviceKind::emulator, Pass::forward, "forward/portable", "forward/tf32",
-                                 {&Results::out, &Results::lse});
+TEST_P(ForwardTf32Accuracy, OfThreeProducts) {
+  expect_fast_errors(GetParam(), DeviceKind::emulator, Pass::forward, "forward/portable", "forward/tf32",
+                     {&Results::out, &Results::lse});
+}
+TEST_P(ForwardTf32Accuracy, OfOneProduct) {
+  expect_tf32_errors(GetParam(), DeviceKind::emulator, Pass::forward, "forward/tf32", {&Results::out});
 }
 INSTANTIATE_TEST_SUITE_P(Draws, ForwardTf32Accuracy, ::testing::ValuesIn(accuracy_cases()), case_name);
 
