@@ -54,19 +54,26 @@ class Kernel(NamedTuple):
 
 
 def machine_code(cubin: bytes) -> str:
-    """A hash of the instructions and of the constants in memory; not of names, nor of the kernel's parameters."""
+    """A hash of the instructions and of the constants in memory, and one of the operations alone.
+
+    Neither depends on names nor on the kernel's parameters. If only the second one stays, the compiler has chosen other
+    registers for the same instructions in the same order.
+    """
     assert cubin[:5] == b"\x7fELF\x02", "no 64-bit ELF"
     (table,) = struct.unpack_from("<Q", cubin, 40)
     entry_bytes, count, names_at = struct.unpack_from("<HHH", cubin, 58)
     sections = [struct.unpack_from("<IIQQQQ", cubin, table + i * entry_bytes) for i in range(count)]
     names = sections[names_at][4]
-    digest = hashlib.sha256()
+    everything, operations = hashlib.sha256(), hashlib.sha256()
     for name_at, kind, _, _, offset, size in sections:
         name = cubin[names + name_at : cubin.index(b"\0", names + name_at)].decode()
-        is_code = re.match(r"\.text\.|\.nv\.constant[1-9]", name) and kind != 8  # 8: takes no room in the file
-        if is_code:
-            digest.update(struct.pack("<Q", size) + cubin[offset : offset + size])
-    return digest.hexdigest()[:16]
+        content = cubin[offset : offset + size]
+        # Bank 0 holds the kernel's parameters, bank 4 addresses of variables. Kind 8 takes no room in the file.
+        if re.match(r"\.text\.|\.nv\.constant[1235-9]", name) and kind != 8:
+            everything.update(struct.pack("<Q", size) + content)
+        if name.startswith(".text."):  # an instruction has 16 bytes, of which the first 12 bits are the operation
+            operations.update(bytes(part for i in range(0, size, 16) for part in (content[i], content[i + 1] & 15)))
+    return f"{everything.hexdigest()[:16]}-{operations.hexdigest()[:8]}"
 
 
 def compiler_of(entry: bytes) -> str:
@@ -102,17 +109,20 @@ def read_record(path: Path) -> tuple[str, dict[str, list[str]]]:
 
 def report(recorded: dict[str, list[str]], now: dict[str, list[str]]) -> tuple[list[str], bool]:
     """Lines for people, and whether all that both have is equal."""
-    changed, unknown, equal = [], [], 0
+    changed, moved, unknown, equal = [], [], [], 0
     for place, new in sorted(now.items()):
         old = recorded.get(place)
         if old is None:
             unknown.append(f"not in the record: {place}  {new[5]}")
+        elif old[0].split("-")[-1] == new[0].split("-")[-1] and old[0] != new[0]:
+            moved.append(f"other registers: {place}  {new[5]}")
         elif old[0] != new[0]:
             words = zip(("registers", "spills", "wgmma warnings"), old[1:4], new[1:4], strict=True)
             changed.append(f"changed: {place}  {new[5]}  " + ", ".join(f"{word} {a} -> {b}" for word, a, b in words))
         else:
             equal += 1
-    return [*unknown, *changed, f"{equal} equal, {len(changed)} changed, {len(unknown)} not in the record"], not changed
+    summary = f"{equal} equal, {len(moved)} in other registers, {len(changed)} changed, {len(unknown)} not in the record"
+    return [*unknown, *moved, *changed, summary], not changed and not moved
 
 
 def main() -> int:

@@ -49,6 +49,18 @@ def test_the_hash_is_of_code_and_constants():
     assert machine_code.machine_code(elf([BASE[0], (".nv.constant2", PROGBITS, b"tablo"), BASE[2]])) != whole
 
 
+def test_other_registers_are_told_from_other_instructions():
+    first, moved, other = (bytes([0x10, 0x72, *rest, *bytes(13)]) for rest in ([5], [6], [5]))
+    other = bytes([0x11, *other[1:]])
+    code = {
+        name: machine_code.machine_code(elf([(".text.kernel", PROGBITS, text)]))
+        for name, text in {"first": first, "moved": moved, "other": other}.items()
+    }
+    record = {name: {"A.B#0.0": [text, "168", "0", "0", "1.0", "k"]} for name, text in code.items()}
+    assert machine_code.report(record["first"], record["moved"])[0][0] == "other registers: A.B#0.0  k"
+    assert machine_code.report(record["first"], record["other"])[0][0].startswith("changed: A.B#0.0")
+
+
 def test_what_is_no_cubin_is_refused():
     with pytest.raises(AssertionError, match="ELF"):
         machine_code.machine_code(b".version 8.0")
@@ -62,12 +74,12 @@ def test_a_line_says_which_kernel_it_is_without_its_configuration():
 def test_equal_changed_and_unknown_kernels_are_told_apart():
     old = {"A.B#0.0": ["aa", "168", "0", "0", "1.0", "k"], "A.B#0.1": ["bb", "168", "0", "0", "1.0", "k"]}
     lines, same = machine_code.report(old, old)
-    assert same and lines == ["2 equal, 0 changed, 0 not in the record"]
+    assert same and lines == ["2 equal, 0 in other registers, 0 changed, 0 not in the record"]
     new = old | {"A.B#0.1": ["cc", "255", "8", "1", "1.0", "k"], "A.B#1.0": ["dd", "1", "0", "0", "1.0", "k"]}
     lines, same = machine_code.report(old, new)
     assert not same
     assert lines == [
         "not in the record: A.B#1.0  k",
         "changed: A.B#0.1  k  registers 168 -> 255, spills 0 -> 8, wgmma warnings 0 -> 1",
-        "1 equal, 1 changed, 1 not in the record",
+        "1 equal, 0 in other registers, 1 changed, 1 not in the record",
     ]

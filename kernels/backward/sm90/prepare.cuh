@@ -10,7 +10,7 @@
 //
 // One block of 128 threads takes 64 rows of one head.
 
-#include "backward/sm90/parts/ordered_accumulate.cuh"
+#include "backward/sm90/parts/ordered_sums.cuh"
 #include "backward/sm90/parts/products.cuh"
 #include "backward/sm90/parts/statistics.cuh"
 #include "ptx/launch.cuh"

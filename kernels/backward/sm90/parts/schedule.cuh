@@ -29,7 +29,7 @@ struct TaskOrder {
   }
 
   /// One head after the other, which keeps their sums in L2, but for the last ones: of these, too, those with the most work
-  /// come first. Tasks that accumulate in order come head by head (ordered_accumulate.cuh), and so do those of split groups
+  /// come first. Tasks that accumulate in order come head by head (ordered_sums.cuh), and so do those of split groups
   /// if the producer warp has no registers for more.
   template <BackwardConfig config>
   __device__ __forceinline__ static TaskOrder by_heads(int num_tiles, int num_heads, int rows_read) {
@@ -93,7 +93,7 @@ template <BackwardConfig config>
 __device__ __forceinline__ KeyBlock key_block_of(const AttentionArgs& args, int task_idx) {
   const int heads = args.heads_kv * num_gqa_splits<config>(args);
   const auto place = task_order<config>(args)[task_idx];
-  // The last keys first, if tasks accumulate in order (ordered_accumulate.cuh).
+  // The last keys first, if tasks accumulate in order (ordered_sums.cuh).
   const int tile_idx = Shape<config>::ordered ? task_order<config>(args).num_tiles - 1 - place.tile : place.tile;
   return {{tile_idx, place.head % heads, place.head / heads}, place.part};
 }

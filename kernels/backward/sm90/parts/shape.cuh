@@ -39,6 +39,14 @@ using tile::workspace;
 enum Counter : int { counter_keys = 0, counter_queries = 1, num_counters = 2 };
 
 constexpr int wg_threads = 128;
+
+/// The thread's number in its warpgroup.
+__device__ __forceinline__ int wg_thread() { return static_cast<int>(threadIdx.x) % wg_threads; }
+/// The same, read again: nothing that is computed from it stays in registers.
+__device__ __forceinline__ int fresh_thread() { return ptx::registers_fresh(static_cast<int>(threadIdx.x)) % wg_threads; }
+/// Whether it is the first one, which signals for the warpgroup.
+__device__ __forceinline__ bool leads_warpgroup() { return threadIdx.x % wg_threads == 0; }
+
 constexpr int tile_rows = 64;  // rows of every tile: the M of the products, and the q tile
 constexpr int chunk_dim = 64;  // contiguous columns of a tile: 128 bytes, the width of the swizzle
 constexpr int chunk_elements = tile_rows * chunk_dim;
@@ -110,10 +118,7 @@ struct Shape {
   // Rows of Q and dO past the last query may be another sequence's, or anything: the products must not see them.
   static constexpr bool next_sequence_rows = features.packed || features.seqused_q;
 
-  // dP is computed after P, not under it, and P is given up before dS is made.
-  static constexpr bool serial_dP = config.loop.overlap == Overlap::serial_dP;
-
-  // Tasks add to the sums in memory in a fixed order: every run has the same bits (ordered_accumulate.cuh).
+  // Tasks add to the sums in memory in a fixed order: every run has the same bits (ordered_sums.cuh).
   static constexpr bool ordered = config.dq_mode == DqMode::ordered;
 
   // A kernel of its own computes dQ: no sums in memory, and no exchange of dS between warpgroups.
@@ -127,12 +132,10 @@ struct Shape {
   // The only tile of keys of a head: its tasks do what prepare, convert and repair do elsewhere.
   static constexpr bool direct_dq = config.dq_mode == DqMode::direct;
 
-  // Two warpgroups: S of the next step is issued before dK of this one is waited for.
-  static constexpr bool software_pipelined = config.loop.overlap == Overlap::pairs;
-  static_assert(!software_pipelined || (warpgroups == 2 && !separate_dq && !direct_dq));
+  static_assert(config.loop.overlap != Overlap::pairs || (warpgroups == 2 && !separate_dq && !direct_dq));
   // Under a causal mask the second warpgroup sees nothing of a task's first step (of the first head): the step is the first
   // one's to own, and the second passes over it.
-  static constexpr bool skips_first_step = software_pipelined && features.window_right;
+  static constexpr bool skips_first_step = config.loop.overlap == Overlap::pairs && features.window_right;
 
   static_assert(config.block_kv % tile_rows == 0);  // queries come in tile_rows but in sm80_dbias.cuh, which asks, too
 };

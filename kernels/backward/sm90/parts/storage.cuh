@@ -1,11 +1,21 @@
 #pragma once
 
-// The shared memory of backward/sm90 for two and three warpgroups, and its named barriers.
+// The shared memory of backward/sm90 for two and three warpgroups, its barriers, and a warpgroup that computes.
 
 #include "backward/sm90/parts/producer.cuh"
+#include "backward/sm90/parts/products.cuh"
+#include "ptx/barrier.cuh"
+#include "ptx/fence.cuh"
 
 namespace flash_attention::backward_sm90 {
 
+/// How a block waits, beside the named barriers:
+///
+///     full, empty [stage]      Q, dO and statistics of a step have landed; every warpgroup has read them
+///     KV_full, KV_empty        the same for K and V of a task
+///     dS_empty [warpgroup]     three warpgroups: its product has read the dS of all warpgroups
+///     dQ_full, dQ_empty        between a warpgroup and its sender: dQ is staged; dQ has left the staging buffer
+///     prepared                 direct_dq: the statistics of a task's queries are in memory
 template <BackwardConfig config>
 struct alignas(1024) SharedStorage : BiasTiles<config> {
   using S = Shape<config>;
@@ -19,21 +29,93 @@ struct alignas(1024) SharedStorage : BiasTiles<config> {
   Chunk dS[S::separate_dq ? 1 : S::warpgroups][S::separate_dq ? 1 : S::warpgroups];     // [step's owner][keys of warpgroup]
   float dQ[S::separate_dq ? 1 : S::warpgroups][4][S::separate_dq ? 4 : 16 * S::width];  // in flight to memory
   StatisticsTiles<S::stages, config.statistics_by_product> statistics;
-  ptx::Mbarrier prepared;  // direct_dq: the statistics of a task are in memory
+  ptx::Mbarrier prepared;
   ptx::Mbarrier full[S::stages], empty[S::stages], KV_full, KV_empty;
-  ptx::Mbarrier dS_empty[S::warpgroups];                          // of three warpgroups
-  ptx::Mbarrier dQ_full[S::warpgroups], dQ_empty[S::warpgroups];  // between them and their senders
+  ptx::Mbarrier dS_empty[S::warpgroups];
+  ptx::Mbarrier dQ_full[S::warpgroups], dQ_empty[S::warpgroups];
   int dQ_step[S::warpgroups];  // whose dQ is in the staging buffer; no_step: there will be no more
   unsigned num_blocks;         // of the grid; here for the producer warp, which has no register for it
   Step step[steps_kept];
   bool nonfinite_rows[4 * S::warpgroups];       // direct_dq: a query that the warp prepared may not be finite
   unsigned nonfinite_lanes[S::warpgroups][4];   // keys with a NaN or Inf, of each warp: two bits for each
   WorkTile<config> work_tile[work_tiles_kept];  // here, not in registers, which are short
+
+  __device__ __forceinline__ void init() {
+    for (int s = 0; s < S::stages; ++s) {
+      ptx::mbarrier_init(full[s], 1);
+      ptx::mbarrier_init(empty[s], S::warpgroups * stage_readers<config>);
+    }
+    for (int w = 0; w < S::warpgroups; ++w) {
+      ptx::mbarrier_init(dS_empty[w], wg_threads / 32);
+      ptx::mbarrier_init(dQ_full[w], wg_threads / 32);
+      ptx::mbarrier_init(dQ_empty[w], 1);
+    }
+    if constexpr (S::direct_dq) {
+      ptx::mbarrier_init(prepared, 4 * S::warpgroups);
+      for (bool& nonfinite : nonfinite_rows) nonfinite = false;
+    }
+    ptx::mbarrier_init(KV_full, 1);
+    ptx::mbarrier_init(KV_empty, S::warpgroups);
+    ptx::mbarrier_init_fence();  // TMA sees the barriers
+  }
 };
 
 /// Named barriers; the last two are followed by one for each warpgroup.
 enum Barrier : int { barrier_keys = 1, barrier_dS_written = 2, barrier_dS_read = 5 };
 
 constexpr int no_step = -1;
+
+/// The shared memory of the block; its barriers are ready.
+template <BackwardConfig config>
+__device__ __forceinline__ SharedStorage<config>& begin_block() {
+  static_assert(config.num_warps * 32 == Shape<config>::threads);
+  static_assert(sizeof(SharedStorage<config>) <= backward_sm90_shared_bytes(config));
+  auto& shared = ptx::shared_storage<SharedStorage<config>>();
+  if (threadIdx.x == 0) shared.init();
+  if constexpr (config.statistics_by_product) {
+    write_part_weights<Shape<config>::type>(shared.statistics.weights, threadIdx.x);
+    ptx::fence_async_shared();  // the weights before the products
+  }
+  __syncthreads();  // everyone sees the barriers
+  return shared;
+}
+
+/// A warpgroup that computes, and its task.
+template <BackwardConfig config>
+struct Warpgroup {
+  const AttentionArgs& args;
+  SharedStorage<config>& shared;
+  const int index;   // its keys are 64 index and following of the block's tile
+  const int thread;  // in the warpgroup
+  int task_number = 0;
+
+  // Of the task: the same in all lanes of a warp, which the compiler knows (they came through a shuffle), so that it keeps
+  // them in uniform registers. A load from shared memory takes long under the products' reads.
+  unsigned first_step = 0, end_step = 0;
+  unsigned owned_before = 0;  // skips_first_step: steps that the warpgroup has owned in the tasks before
+  bool edge = false;          // the warpgroup does not see everything of any step
+
+  /// With the thread's number read again.
+  __device__ __forceinline__ Warpgroup fresh() const {
+    return {args, shared, index, fresh_thread(), task_number, first_step, end_step, owned_before, edge};
+  }
+
+  __device__ __forceinline__ const WorkTile<config>& work_tile() const {
+    return shared.work_tile[task_number % work_tiles_kept];
+  }
+  __device__ __forceinline__ const Task<config>& task() const { return work_tile().task; }
+  __device__ __forceinline__ const Step& step(unsigned n) const { return shared.step[n % steps_kept]; }
+};
+
+/// If no product brings the threads of the warpgroup together: none waits any more for a phase that the others have seen.
+template <BackwardConfig config>
+__device__ __forceinline__ void await_all_threads(const Warpgroup<config>& wg) {
+  ptx::barrier_sync(barrier_warpgroup + wg.index, wg_threads);
+}
+/// This warpgroup is done with K and V of the task.
+template <BackwardConfig config>
+__device__ __forceinline__ void release_keys(const Warpgroup<config>& wg) {
+  if (leads_warpgroup()) ptx::mbarrier_arrive(wg.shared.KV_empty);
+}
 
 }  // namespace flash_attention::backward_sm90

@@ -1,233 +1,241 @@
 #pragma once
 
-// Attention backward for sm_90 (Hopper) with three warpgroups of 64 keys: head dimensions up to 64, scores without options.
-// It computes what backward/sm90/two_warpgroups/kernel.cuh does, from the same parts; the step differs, because a thread
-// has 160 registers:
+// Attention backward for sm_90 (Hopper) with three warpgroups of 64 keys: head dimensions up to 64, scores with at most one
+// light option. It computes what two_warpgroups/kernel.cuh does, from the same parts, with the same words. The step
+// differs, because a thread has 160 registers:
 //
 //     S^T = K Q^T, dP^T = V dO^T                                 both are waited for: the other warpgroups fill the gap
 //     P^T = 2^(S^T - lse2), dS^T = P^T (dP^T - delta)            in one pass, in place: P is not kept in fp32
 //     dV += P^T dO, dS to shared memory
-//     one of the warpgroups, in turn:         dQ += dS K         of the step before, staged while dK runs
+//     one of the warpgroups, in turn:         dQ = dS K          of the step before, staged while dK runs
 //     dK += dS^T Q                                               then dQ is sent away
 //
-// dQ comes after dS of this step has been laid down: the next owner waits for that, and not for dQ of this one.
-// A load from shared memory takes long under the products' reads. What is the same in all steps of a task and all lanes of
-// a warp comes through a shuffle: the compiler then keeps it in uniform registers, of which there are enough.
+// dQ is issued after dS of this step has been stored: the next owner waits for that, and not for dQ of this one.
+//
+// Warps: warpgroup 0 loads (warp 0) and sends dQ (warps 1 to 3); warpgroups 1 to 3 compute: this file.
+// Shared memory: K and V of 192 keys, three stages of Q and dO, dS of three steps (nine tiles), dQ on its way to memory. A
+// stage belongs to the warpgroup of its number: it computes dQ of the steps there.
 
-#include "backward/sm90/two_warpgroups/kernel.cuh"
+#include "backward/sm90/parts/dq_exchange.cuh"
+#include "backward/sm90/parts/nonfinite_keys.cuh"
+#include "backward/sm90/parts/store_dkv.cuh"
+#include "ptx/launch.cuh"
 #include "ptx/path.cuh"
 
 namespace flash_attention {
 namespace backward_sm90 {
 
+/// A warpgroup that computes: its task, its step, its sums.
 template <BackwardConfig config>
 struct ThreeConsumer {
   using S = Shape<config>;
-  using Parts = Epilogue<config>;
-  using Math = typename Parts::Math;
-  static constexpr Type type = S::type;
 
-  const AttentionArgs& args;
-  SharedStorage<config>& shared;
-  const int warpgroup;
-  int work_tile_idx = 0;
-
-  // Of the task.
-  unsigned first_step = 0, end_step = 0;
-  unsigned steady_from = 0;                // from this step on the warpgroup sees the same of all steps
-  bool sees_no_key = false, edge = false;  // then it sees nothing; not everything
-
-  // Of the step.
-  int stage = 0, phase = 0;
-
-  /// Without a window a task is steady_state from its first step on. Under a causal mask the diagonal crosses the first
-  /// steps of a head.
-  static constexpr bool reaches_steady_state = !config.features.window_left && !S::next_sequence_rows;
-  static constexpr bool all_steps_alike = reaches_steady_state && !config.features.window_right;
-  static constexpr int diagonal_steps = S::warpgroups + 1;
-  static_assert(S::stages == S::warpgroups);  // the stage of a step is its owner's number
-
-  __device__ __forceinline__ static int thread() { return Parts::fresh_thread(); }
-  __device__ __forceinline__ Parts parts() const {
-    return {{args, shared, warpgroup, thread(), work_tile_idx, first_step, end_step}};
-  }
-
-  __device__ __forceinline__ const WorkTile<config>& work_tile() const {
-    return shared.work_tile[work_tile_idx % work_tiles_kept];
-  }
-  __device__ __forceinline__ const Task<config>& task() const { return work_tile().task; }
-  __device__ __forceinline__ const Step& step_at(unsigned step) const { return shared.step[step % steps_kept]; }
-  __device__ __forceinline__ bool steady_state(unsigned step) const {
-    return all_steps_alike || (reaches_steady_state && step >= steady_from);
-  }
-  /// Whether this warpgroup owns the step before.
-  __device__ __forceinline__ bool owned_last() const {
-    return !S::separate_dq && stage == (warpgroup == S::warpgroups - 1 ? 0 : warpgroup + 1);
-  }
-
+  Warpgroup<config> wg;
+  // From a step of the task on the warpgroup may see the same of all: nothing has to be looked up then.
+  unsigned steady_from = 0;
+  bool sees_no_key = false;        // from there on; else it sees everything, or what wg.edge says
+  PipelineState<S::stages> at{0};  // the stage of the step
   float dK[S::width / 2], dV[S::width_v / 2];
 
-  __device__ __forceinline__ void await_step(unsigned step) {
-    ptx::mbarrier_wait(shared.full[stage], phase);  // Q, dO and the statistics have landed
-    if constexpr (S::next_sequence_rows) {
-      const int used_rows = task().sequence.len_q - step_at(step).q_begin;
-      clear_next_sequence_rows<config>(shared.Q[stage], warpgroup, thread(), used_rows);
-      clear_next_sequence_rows<config>(shared.dO[stage], warpgroup, thread(), used_rows);
-    }
+  // Without a window a task is steady from its first step on. Under a causal mask the diagonal crosses the first steps of a
+  // head.
+  static constexpr bool may_be_steady = !config.features.window_left && !S::next_sequence_rows;
+  static constexpr bool always_steady = may_be_steady && !config.features.window_right;
+  __device__ __forceinline__ bool is_steady(unsigned step) const {
+    return always_steady || (may_be_steady && step >= steady_from);
   }
 
-  /// dS to the buffer of the step's owner, whose product has read what was in it.
-  __device__ __forceinline__ void send_dS(const typename Math::Packed& dS) const {
-    ptx::mbarrier_wait(shared.dS_empty[stage], phase ^ 1);
-    parts().store_dS(dS, stage);
+  /// Whether the warpgroup owns the step before. The stage of a step is its owner's number.
+  __device__ __forceinline__ bool owned_last() const {
+    return !S::separate_dq && at.stage == (wg.index == S::warpgroups - 1 ? 0 : wg.index + 1);
   }
-
-  /// dQ of a step, which has been waited for, to its staging buffer.
-  __device__ __forceinline__ void stage_dQ(const float (&dQ)[S::width / 2], unsigned step) const {
-    if (thread() % 32 == 0) ptx::mbarrier_arrive(shared.dS_empty[warpgroup]);
-    const Parts parts = this->parts();
-    parts.await_sender(step);
-    parts.template stage<S::width>(dQ);
-  }
-
-  template <bool last = false>
-  __device__ __forceinline__ void make_dQ(unsigned step) const {
-    float dQ[S::width / 2];
-    parts().begin_dQ(dQ);
-    ptx::wgmma_wait<0>();  // dQ is complete
-    ptx::wgmma_pin(dQ);
-    if constexpr (last) parts().release_keys();  // the next keys come while dQ is sent away
-    stage_dQ(dQ, step);
-    parts().signal_sender(static_cast<int>(step));
-  }
-
-  /// P and dS of a step as operands, from S and dP.
-  __device__ __forceinline__ void make_operands(unsigned step, typename Math::Packed& P, typename Math::Packed& dS) const {
-    const int fresh = ptx::registers_fresh(0);
-    float St[tile_rows / 2], dPt[tile_rows / 2];
-    ptx::wgmma_fence();  // the registers of S and dP have been used for other things
-    issue_dots<type, S::steps>(St, shared.K[warpgroup], shared.Q[stage], fresh, [&] {
-      if constexpr (config.statistics_by_product)
-        issue_parts<type>(St, shared.statistics.weights, shared.statistics.parts[stage].lse, fresh);
-    });
-    issue_dots<type, S::steps_v>(dPt, shared.V[warpgroup], shared.dO[stage], fresh, [&] {
-      if constexpr (config.statistics_by_product)
-        issue_parts<type>(dPt, shared.statistics.weights, shared.statistics.parts[stage].delta, fresh);
-    });
-
-    // Under the products: what is known of the tile.
-    const int thread = ThreeConsumer::thread(), lane = thread % 32;
-    const bool is_flagged = shared.statistics.is_flagged(stage);
-    const bool at_edge = edge || (!steady_state(step) && (step_at(step).edge >> warpgroup & 1) != 0);
-    tile::Sequence sequence{};
-    Step here{};
-    int kv_begin = 0;
-    unsigned nonfinite_lanes = 0;
-    // Most tiles need no place: shared memory has enough to do.
-    if (config.features.touches_scores() || at_edge) {
-      sequence = fresh_sequence(task().sequence);
-      here = step_at(step);
-      kv_begin = task().kv_begin + warpgroup * tile_rows;
-      // Row r of a warp's 16 keys was looked at by lanes 2 r and 2 r + 1.
-      if constexpr (!S::separate_dq) nonfinite_lanes = shared.nonfinite_lanes[warpgroup][thread / 32];
-    }
-    const tile::Score<config.features> score(args, sequence, here.head_idx);
-    const tile::Dropout dropout(args, sequence.batch_idx, here.head_idx);
-    const Math math{score,
-                    dropout,
-                    score.unit_scale() * tile::log2_e,
-                    here.q_begin,
-                    kv_begin,
-                    16 * (thread / 32) + lane / 4,
-                    2 * (lane % 4),
-                    at_edge,
-                    {(nonfinite_lanes >> 2 * (lane / 4) & 3) != 0, (nonfinite_lanes >> 2 * (lane / 4) + 16 & 3) != 0}};
-    typename Math::Marks marks;
-    if constexpr (config.features.dropout) math.mark(marks);
-    ptx::wgmma_wait<0>();  // S and dP are complete
-    ptx::wgmma_pin(St);
-    ptx::wgmma_pin(dPt);
-    if (is_flagged) {
-      const long long padded = step_at(step).padded;
-      subtract_rest<type>(St, workspace<float>(args, Region::lse2) + padded, lane);
-      subtract_rest<type>(dPt, workspace<float>(args, Region::delta) + padded, lane);
-    }
-    if constexpr (!config.features.dropout) math.mark(marks);
-    math.operands(
-        St, dPt, marks, [&](int i) { return shared.statistics.lse2_of(stage, i / 4, lane); },
-        [&](int i) { return shared.statistics.delta_of(stage, i / 4, lane); }, P, dS);
-    ptx::wgmma_pin(P);
-    ptx::wgmma_pin(dS);
-  }
-
-  /// dQ is that of the step before, where this warpgroup owns it: dS of all the others is written by now.
-  template <bool makes_dQ>
-  __device__ __forceinline__ void run_step(unsigned step) {
-    await_step(step);
-    if (steady_state(step) ? sees_no_key : (step_at(step).hidden >> warpgroup & 1) != 0) {
-      if constexpr (!S::separate_dq) send_dS({}), parts().signal_owner(stage);  // for the owner, who multiplies all keys
-      if constexpr (makes_dQ) make_dQ(step - 1);
-      parts().await_all_threads();  // no thread waits for the stage's phase any more
-    } else {
-      const int fresh = ptx::registers_fresh(0);
-      typename Math::Packed P, dS;
-      make_operands(step, P, dS);
-      issue_rows<type, S::width_v>(dV, P, shared.dO[stage], fresh);
-      if constexpr (!S::separate_dq) send_dS(dS);
-      float dQ[S::width / 2];
-      if constexpr (makes_dQ) parts().begin_dQ(dQ);
-      issue_rows<type, S::width>(dK, dS, shared.Q[stage], fresh);
-      if constexpr (!S::separate_dq) parts().signal_owner(stage);  // the products are issued before its fence waits
-      if constexpr (makes_dQ) {
-        ptx::wgmma_wait<1>();  // dV and dQ are done; dK may still run
-        ptx::wgmma_pin(dQ);
-        stage_dQ(dQ, step - 1);
-      }
-      ptx::wgmma_wait<0>();  // dV and dK are done
-      ptx::wgmma_pin(dV);
-      ptx::wgmma_pin(P);
-      ptx::wgmma_pin(dK);
-      ptx::wgmma_pin(dS);
-      if constexpr (makes_dQ) parts().signal_sender(static_cast<int>(step - 1));
-    }
-    if (threadIdx.x % wg_threads == 0) ptx::mbarrier_arrive(shared.empty[stage]);
-  }
-
-  __device__ __forceinline__ void run() {
-#pragma unroll 1
-    for (;; ++work_tile_idx) {
-      ptx::mbarrier_wait(shared.KV_full, work_tile_idx % 2);  // K and V have landed
-      if (!work_tile().exists) return parts().stop_sender();
-      if constexpr (!S::separate_dq) parts().zero_nonfinite_keys();
-      zero(dK);
-      zero(dV);
-      const int first_key = task().kv_begin + warpgroup * tile_rows, seen = task().sequence.visible_kv - first_key;
-      const bool nonfinite = !S::separate_dq && shared.nonfinite_lanes[warpgroup][thread() / 32] != 0;
-      sees_no_key = ptx::shuffle(seen <= 0 ? 1 : 0, 0) != 0;
-      edge = ptx::shuffle(seen < tile_rows || nonfinite ? 1 : 0, 0) != 0;
-      first_step = ptx::shuffle(work_tile().first_step, 0);
-      end_step = ptx::shuffle(work_tile().end_step, 0);
-      const bool one_head = task().num_steps == task().tiles.end - task().tiles.begin;
-      steady_from = ptx::shuffle(one_head ? first_step + diagonal_steps : end_step, 0);
-#pragma unroll 1
-      for (unsigned step = first_step; step != end_step; ++step) {
-        if (step != first_step && owned_last()) {
-          run_step<!S::separate_dq>(step);
-        } else {
-          run_step<false>(step);
-        }
-        if (++stage == S::stages) stage = 0, phase ^= 1;
-      }
-      if (first_step != end_step && owned_last()) {
-        if constexpr (!S::separate_dq) make_dQ<true>(end_step - 1);
-      } else {
-        if (S::separate_dq && first_step == end_step) parts().await_all_threads();  // neither steps nor keys to clean
-        parts().release_keys();
-      }
-      parts().finish_task(dK, dV);
-    }
-  }
+  static_assert(S::stages == S::warpgroups);
 };
+
+// -- a step ---------------------------------------------------------------------------------------------------------------
+
+template <BackwardConfig config>
+__device__ __forceinline__ void await_step(ThreeConsumer<config>& c, unsigned step) {
+  auto& shared = c.wg.shared;
+  ptx::mbarrier_wait(shared.full[c.at.stage], c.at.phase);  // Q, dO and the statistics have landed
+  if constexpr (Shape<config>::next_sequence_rows) {
+    const int used_rows = c.wg.task().sequence.len_q - c.wg.step(step).q_begin;
+    clear_next_sequence_rows<config>(shared.Q[c.at.stage], c.wg.index, fresh_thread(), used_rows);
+    clear_next_sequence_rows<config>(shared.dO[c.at.stage], c.wg.index, fresh_thread(), used_rows);
+  }
+}
+
+/// dS to the buffer of the step's owner, whose product has read what was in it.
+template <BackwardConfig config>
+__device__ __forceinline__ void send_dS(const ThreeConsumer<config>& c, const typename KeyScores<config>::Packed& dS) {
+  ptx::mbarrier_wait(c.wg.shared.dS_empty[c.at.stage], c.at.phase ^ 1);
+  store_dS(c.wg.fresh(), dS, c.at.stage);
+}
+
+/// dQ of a step, which is complete, to the staging buffer; dS has been read.
+template <BackwardConfig config>
+__device__ __forceinline__ void stage_dQ(const ThreeConsumer<config>& c, const float (&dQ)[Shape<config>::width / 2],
+                                         unsigned step) {
+  if (fresh_thread() % 32 == 0) ptx::mbarrier_arrive(c.wg.shared.dS_empty[c.wg.index]);
+  const Warpgroup<config> wg = c.wg.fresh();
+  await_sender(wg, step);
+  stage_dQ(wg, dQ);
+}
+
+/// dQ of a step by itself.
+template <bool last, BackwardConfig config>
+__device__ __forceinline__ void compute_dQ_alone(const ThreeConsumer<config>& c, unsigned step) {
+  float dQ[Shape<config>::width / 2];
+  issue_dQ(c.wg.fresh(), dQ);
+  ptx::wgmma_wait<0>();  // dQ is complete
+  ptx::wgmma_pin(dQ);
+  if constexpr (last) release_keys(c.wg.fresh());  // the next keys are loaded while dQ is sent away
+  stage_dQ(c, dQ, step);
+  signal_sender(c.wg.fresh(), static_cast<int>(step));
+}
+
+/// P and dS of a step as operands, from S and dP, which both are complete before the softmax begins.
+template <BackwardConfig config>
+__device__ __forceinline__ void compute_operands(const ThreeConsumer<config>& c, unsigned step,
+                                                 typename KeyScores<config>::Packed& P,
+                                                 typename KeyScores<config>::Packed& dS) {
+  using S = Shape<config>;
+  using Math = KeyScores<config>;
+  const AttentionArgs& args = c.wg.args;
+  auto& shared = c.wg.shared;
+  const int fresh = ptx::registers_fresh(0);
+  typename Math::Tile St, dPt;
+  ptx::wgmma_fence();  // the registers of S and dP have been used for other things
+  issue_dots<S::type, S::steps>(St, shared.K[c.wg.index], shared.Q[c.at.stage], fresh, [&] {
+    if constexpr (config.statistics_by_product)
+      issue_parts<S::type>(St, shared.statistics.weights, shared.statistics.parts[c.at.stage].lse, fresh);
+  });
+  issue_dots<S::type, S::steps_v>(dPt, shared.V[c.wg.index], shared.dO[c.at.stage], fresh, [&] {
+    if constexpr (config.statistics_by_product)
+      issue_parts<S::type>(dPt, shared.statistics.weights, shared.statistics.parts[c.at.stage].delta, fresh);
+  });
+
+  // Under the products: where the tile is, and what of it is hidden. Most tiles need no place: shared memory has enough to
+  // do.
+  const int thread = fresh_thread(), lane = thread % 32;
+  const bool is_flagged = shared.statistics.is_flagged(c.at.stage);
+  const bool at_edge = c.wg.edge || (!c.is_steady(step) && (c.wg.step(step).edge >> c.wg.index & 1) != 0);
+  tile::Sequence sequence{};
+  Step here{};
+  int kv_begin = 0;
+  unsigned nonfinite_lanes = 0;
+  if (config.features.touches_scores() || at_edge) {
+    sequence = fresh_sequence(c.wg.task().sequence);
+    here = c.wg.step(step);
+    kv_begin = c.wg.task().kv_begin + c.wg.index * tile_rows;
+    if constexpr (!S::separate_dq) nonfinite_lanes = shared.nonfinite_lanes[c.wg.index][thread / 32];
+  }
+  const tile::Score<config.features> score(args, sequence, here.head_idx);
+  const tile::Dropout dropout(args, sequence.batch_idx, here.head_idx);
+  Math math = Math::of_thread(score, dropout, here.q_begin, kv_begin, thread);
+  math.edge = at_edge;
+  math.take_nonfinite_rows(nonfinite_lanes, lane);
+  typename Math::Marks marks;
+  if constexpr (config.features.dropout) math.mark(marks);
+
+  ptx::wgmma_wait<0>();  // S and dP are complete
+  ptx::wgmma_pin(St);
+  ptx::wgmma_pin(dPt);
+  if (is_flagged) {
+    const long long padded = c.wg.step(step).padded;
+    subtract_rest<S::type>(St, workspace<float>(args, Region::lse2) + padded, lane);
+    subtract_rest<S::type>(dPt, workspace<float>(args, Region::delta) + padded, lane);
+  }
+  if constexpr (!config.features.dropout) math.mark(marks);
+  math.operands(
+      St, dPt, marks, [&](int i) { return shared.statistics.lse2_of(c.at.stage, i / 4, lane); },
+      [&](int i) { return shared.statistics.delta_of(c.at.stage, i / 4, lane); }, P, dS);
+  ptx::wgmma_pin(P);
+  ptx::wgmma_pin(dS);
+}
+
+/// A step. with_dQ: the warpgroup owns the step before, and dS of all the others is written by now.
+template <bool with_dQ, BackwardConfig config>
+__device__ __forceinline__ void run_step(ThreeConsumer<config>& c, unsigned step) {
+  using S = Shape<config>;
+  await_step(c, step);
+  if (c.is_steady(step) ? c.sees_no_key : (c.wg.step(step).hidden >> c.wg.index & 1) != 0) {
+    if constexpr (!S::separate_dq) send_dS(c, {}), signal_owner(c.wg.fresh(), c.at.stage);  // the owner multiplies all keys
+    if constexpr (with_dQ) compute_dQ_alone<false>(c, step - 1);
+    await_all_threads(c.wg.fresh());  // no thread waits for the stage's phase any more
+  } else {
+    const int fresh = ptx::registers_fresh(0);
+    typename KeyScores<config>::Packed P, dS;
+    compute_operands(c, step, P, dS);
+    issue_rows<S::type, S::width_v>(c.dV, P, c.wg.shared.dO[c.at.stage], fresh);
+    if constexpr (!S::separate_dq) send_dS(c, dS);
+    float dQ[S::width / 2];
+    if constexpr (with_dQ) issue_dQ(c.wg.fresh(), dQ);
+    issue_rows<S::type, S::width>(c.dK, dS, c.wg.shared.Q[c.at.stage], fresh);
+    if constexpr (!S::separate_dq)
+      signal_owner(c.wg.fresh(), c.at.stage);  // the products are issued before its fence waits
+    if constexpr (with_dQ) {
+      ptx::wgmma_wait<1>();  // dV and dQ are done; dK may still run
+      ptx::wgmma_pin(dQ);
+      stage_dQ(c, dQ, step - 1);
+    }
+    ptx::wgmma_wait<0>();  // dV and dK are done
+    ptx::wgmma_pin(c.dV);
+    ptx::wgmma_pin(P);
+    ptx::wgmma_pin(c.dK);
+    ptx::wgmma_pin(dS);
+    if constexpr (with_dQ) signal_sender(c.wg.fresh(), static_cast<int>(step - 1));
+  }
+  if (leads_warpgroup()) ptx::mbarrier_arrive(c.wg.shared.empty[c.at.stage]);
+}
+
+// -- the loop -------------------------------------------------------------------------------------------------------------
+
+template <BackwardConfig config>
+__device__ __forceinline__ void begin_task(ThreeConsumer<config>& c) {
+  using S = Shape<config>;
+  constexpr int diagonal_steps = S::warpgroups + 1;
+  Warpgroup<config>& wg = c.wg;
+  const int first_key = wg.task().kv_begin + wg.index * tile_rows, seen = wg.task().sequence.visible_kv - first_key;
+  const bool nonfinite = !S::separate_dq && wg.shared.nonfinite_lanes[wg.index][fresh_thread() / 32] != 0;
+  c.sees_no_key = ptx::shuffle(seen <= 0 ? 1 : 0, 0) != 0;
+  wg.edge = ptx::shuffle(seen < tile_rows || nonfinite ? 1 : 0, 0) != 0;
+  wg.first_step = ptx::shuffle(wg.work_tile().first_step, 0);
+  wg.end_step = ptx::shuffle(wg.work_tile().end_step, 0);
+  const bool one_head = wg.task().num_steps == wg.task().tiles.end - wg.task().tiles.begin;
+  c.steady_from = ptx::shuffle(one_head ? wg.first_step + diagonal_steps : wg.end_step, 0);
+}
+
+template <BackwardConfig config>
+__device__ __forceinline__ void run_tasks(ThreeConsumer<config>& c) {
+  using S = Shape<config>;
+  Warpgroup<config>& wg = c.wg;
+#pragma unroll 1
+  for (;; ++wg.task_number) {
+    ptx::mbarrier_wait(wg.shared.KV_full, wg.task_number % 2);  // K and V have landed
+    if (!wg.work_tile().exists) return stop_sender(wg.fresh());
+    if constexpr (!S::separate_dq) zero_nonfinite_keys(wg.fresh());
+    zero(c.dK);
+    zero(c.dV);
+    begin_task(c);
+#pragma unroll 1
+    for (unsigned step = wg.first_step; step != wg.end_step; ++step) {
+      if (step != wg.first_step && c.owned_last()) {
+        run_step<!S::separate_dq>(c, step);
+      } else {
+        run_step<false>(c, step);
+      }
+      if (++c.at.stage == S::stages) c.at.stage = 0, c.at.phase ^= 1;
+    }
+    if (wg.first_step != wg.end_step && c.owned_last()) {
+      if constexpr (!S::separate_dq) compute_dQ_alone<true>(c, wg.end_step - 1);
+    } else {
+      if (S::separate_dq && wg.first_step == wg.end_step) await_all_threads(wg.fresh());  // neither steps nor keys to clean
+      release_keys(wg.fresh());
+    }
+    store_dKV(wg.fresh(), c.dK, c.dV);
+  }
+}
 
 }  // namespace backward_sm90
 
@@ -235,9 +243,19 @@ template <abi::BackwardConfig config>
 __device__ __forceinline__ void backward_sm90_three_warpgroups_kernel(const abi::AttentionArgs& args) {
   ptx::path<"backward/sm90 three warpgroups">();
   using namespace backward_sm90;
-  static_assert(Shape<config>::warpgroups == 3);
-  run_block<config>(
-      args, [&](SharedStorage<config>& shared, int warpgroup) { ThreeConsumer<config>{args, shared, warpgroup}.run(); });
+  using S = Shape<config>;
+  static_assert(S::warpgroups == 3);
+  auto& shared = begin_block<config>();
+  const int warpgroup = ptx::shuffle(static_cast<int>(threadIdx.x) / wg_threads, 0);  // known to be the same in a warp
+  if (warpgroup == 0) {
+    ptx::registers_decrease<S::load_registers>();
+    load_and_send<config>(args, shared);
+  } else {
+    ptx::registers_increase<S::work_registers>();
+    if constexpr (config.step_words) ptx::await_launch_before();  // the words of the masks are ready
+    ThreeConsumer<config> consumer{{args, shared, warpgroup - 1, 0}};
+    run_tasks(consumer);
+  }
 }
 
 }  // namespace flash_attention

@@ -3,111 +3,369 @@
 // Attention backward for sm_90 (Hopper), head dimensions up to 128: dK and dV of a tile of keys, and the tile's share of
 // dQ.
 //
-// A block holds K and V of block_kv keys of one key head, 64 for each of its two warpgroups, and loops over the
-// query tiles (64 rows) of every query head of the group. Each step, in every warpgroup:
+// A block holds K and V of 128 keys of one key head, 64 for each of its two warpgroups, and loops over the query tiles (64
+// rows) of every query head of the group. In each step, every warpgroup:
 //
 //     S^T = K Q^T          dP^T = V dO^T                          64 keys x 64 queries, in registers
 //     P^T = 2^(S^T - lse2)                    dV += P^T dO        P and dS never leave registers as left operands
 //     dS^T = P^T (dP^T - delta)               dK += dS^T Q
 //     dS to shared memory, transposed
-//     one of the warpgroups, in turn:         dQ += dS K          over all keys of the block; added to fp32 sums in memory
-//
-// dQ by one warpgroup lets the other run ahead: the warpgroups drift apart, and one's exponentials hide under another's
-// products. dK and dV of a key head are complete in the block, unless the heads of a group are split between tasks: then
-// they are summed in memory, too (key_sums). How dQ is summed is DqMode: in any order, in one order
-// (ordered_accumulate.cuh), by a second kernel (separate_dq/kernel.cuh), or, where one tile has all keys, not at all.
+//     one of the warpgroups, in turn:         dQ = dS K           over all keys of the block; added to fp32 sums in memory
 //
 // Words: a task is a tile of keys with its query heads; a step is one query tile of one of these heads. The owner of a step
-// is the warpgroup that makes its dQ. Its sender, a warp of the producer's warpgroup, adds dQ to the sums in memory.
+// is the warpgroup that computes its dQ. Its sender, a warp of the loading warpgroup, adds dQ to the sums in memory.
 //
-// Where to read on: prepare.cuh before, repair.cuh after this kernel; in it producer.cuh loads, consumer.cuh is the loop
-// above, steps.cuh one step of it, scores.cuh the softmax, statistics.cuh what products take over of it, dq_exchange.cuh
-// its last line, store_dkv.cuh stores dK and dV. A consumer is built of these in layers, each a base of the one before:
-// Consumer, Steps, Epilogue, DqExchange. Other structures of the same loop: three_warpgroups/kernel.cuh (192 keys), wide/kernel.cuh (to
-// 256 columns), columns/kernel.cuh (more). shape.cuh has the sizes.
+// Warps: warpgroup 0 gives up its registers; its warp 0 loads by TMA (parts/producer.cuh), warps 1 and 2 are the senders
+// (parts/dq_exchange.cuh). Warpgroups 1 and 2 compute: this file.
+//
+// Registers of a thread that computes: 240, or 232 if masks choose the steps. dK and dV take 128 of them at head dimension
+// 128, S and dP 32 each, P and dS 16 each. So a score option may cost the overlap of products and softmax: Overlap.
+//
+// Shared memory at head dimension 128 and two stages, in KiB: K and V 64, Q and dO 64, dS 32, dQ on its way to memory 64.
+//
+// dK and dV of a key head are complete in the block, unless the heads of a group are split between tasks: then they are
+// summed in memory, too (key_sums). How dQ is summed is DqMode: in any order, in one order (parts/ordered_sums.cuh), by a
+// second kernel (separate_dq/kernel.cuh), or not at all if one tile has all keys (direct).
+//
+// The launch before this one is prepare.cuh, the one after it repair.cuh. Other structures of the same loop:
+// three_warpgroups/kernel.cuh (192 keys), wide/kernel.cuh (heads to 256), columns/kernel.cuh (wider heads).
 
-#include "backward/sm90/parts/ordered_accumulate.cuh"
-#include "backward/sm90/two_warpgroups/consumer.cuh"
+#include "backward/sm90/parts/dq_exchange.cuh"
+#include "backward/sm90/parts/nonfinite_keys.cuh"
+#include "backward/sm90/parts/store_dkv.cuh"
+#include "ptx/launch.cuh"
 #include "ptx/path.cuh"
-#include "ptx/tma.cuh"
 
 namespace flash_attention {
 namespace backward_sm90 {
 
-/// One lane of a warpgroup's sender, a warp that adds dQ of its steps to the sums in memory, while the warpgroup computes
-/// the next.
+/// The gradients of the warpgroup's 64 keys; and biases, which are not with the S that they belong to because the compiler
+/// would spill: S has to be a variable by itself.
 template <BackwardConfig config>
-__device__ __forceinline__ void send_all_dQ(const AttentionArgs& args, SharedStorage<config>& shared, int warpgroup) {
-  constexpr int width = Shape<config>::width;
-#pragma unroll 1
-  for (int n = 0;; ++n) {
-    ptx::mbarrier_wait(shared.dQ_full[warpgroup], n % 2);  // dQ has been written
-    if (shared.dQ_step[warpgroup] == no_step) return;
-    const Step& step = shared.step[shared.dQ_step[warpgroup] % steps_kept];
-    const long long padded = step.padded;
-    const unsigned key_tile = step.key_tile;
-    float* const sums = workspace<float>(args, Region::dQ) + padded * width;
-    if (!Shape<config>::ordered || wait_for_order(dq_order_of(args, padded), key_tile)) {
-      if (Shape<config>::ordered) ptx::path<"backward/sm90 dQ added in order">();
-      if constexpr (config.statistics_by_product && width > 64) {  // as far as it has been timed
-        ptx::bulk_reduce_add_kept(sums, shared.dQ[warpgroup], tile_rows * width * 4);
-      } else {
-        ptx::bulk_reduce_add(sums, shared.dQ[warpgroup], tile_rows * width * 4);
-      }
-    } else {
-      ptx::path<"backward/sm90 dQ stored by the first">();
-      ptx::bulk_store(sums, shared.dQ[warpgroup], tile_rows * width * 4);
+struct Sums {
+  float dK[Shape<config>::width / 2], dV[Shape<config>::width_v / 2];
+  typename KeyScores<config>::Bias bias;  // of the step whose S is in flight
+};
+
+/// A warpgroup and its sums. One object: as two variables the compiler takes the loop over tasks apart, and spills.
+template <BackwardConfig config>
+struct Consumer {
+  Warpgroup<config> wg;
+  Sums<config> sums;
+};
+
+/// P and dS of a step, as operands of products.
+template <BackwardConfig config>
+struct Operands {
+  typename KeyScores<config>::Packed P, dS;
+};
+
+/// Some steps may be edges: tiles of which only a part is visible.
+template <BackwardConfig config>
+constexpr bool has_edges = config.features.window_left || config.features.window_right || config.features.mask ||
+                           Shape<config>::next_sequence_rows || StepList<config>::present;
+
+// -- a step ---------------------------------------------------------------------------------------------------------------
+
+template <BackwardConfig config>
+__device__ __forceinline__ void await_step(const Warpgroup<config>& wg, unsigned step) {
+  const PipelineState<Shape<config>::stages> state(step);
+  ptx::mbarrier_wait(wg.shared.full[state.stage], state.phase);  // Q, dO and the statistics have landed
+}
+
+/// Loads the biases of a step, and prefetches those of a later one to L2. Those that TMA loads have landed with the stage.
+template <BackwardConfig config>
+__device__ __forceinline__ void load_bias(const Warpgroup<config>& wg, unsigned step,
+                                          typename KeyScores<config>::Bias& bias) {
+  using Math = KeyScores<config>;
+  if constexpr (config.bias_boxes) {
+    if (has_bias_boxes(wg.args)) {
+      const int stage = PipelineState<Shape<config>::stages>(step).stage;
+      return Math::read_bias(bias, wg.shared.biases[stage][wg.index], fresh_thread());
     }
-    ptx::bulk_commit();
-    ptx::bulk_wait_read<0>();
-    ptx::mbarrier_arrive(shared.dQ_empty[warpgroup]);
-    if constexpr (Shape<config>::ordered) signal_next(dq_order_of(args, padded), key_tile - 1);
+  }
+  if constexpr (Math::Bias::present) {
+    const Step& here = wg.step(step);
+    const tile::Score<config.features> score(wg.args, fresh_sequence(wg.task().sequence), here.head_idx);
+    const int kv_begin = wg.task().kv_begin + wg.index * tile_rows;
+    bias = Math::load_bias(score, here.q_begin, kv_begin, fresh_thread());
+    Math::Bias::template prefetch<tile_rows, tile_rows>(score, here.q_begin + 3 * tile_rows, kv_begin, fresh_thread());
+    if constexpr (config.bias_boxes) bias.transpose();
   }
 }
 
-/// A block: its first warpgroup loads, run(warpgroup) is what each of the others does.
-template <BackwardConfig config, typename Run>
-__device__ __forceinline__ void run_block(const AttentionArgs& args, Run run) {
+/// Issues S of a step, which has been waited for.
+template <BackwardConfig config>
+__device__ __forceinline__ void issue_S(const Warpgroup<config>& wg, unsigned step, typename KeyScores<config>::Tile& St,
+                                        typename KeyScores<config>::Bias& bias) {
   using S = Shape<config>;
-  static_assert(config.num_warps * 32 == S::threads);
-  static_assert(sizeof(SharedStorage<config>) <= backward_sm90_shared_bytes(config));
-  auto& shared = ptx::shared_storage<SharedStorage<config>>();
-  if (threadIdx.x == 0) {
-    for (int s = 0; s < S::stages; ++s) {
-      ptx::mbarrier_init(shared.full[s], 1);
-      ptx::mbarrier_init(shared.empty[s], S::warpgroups * stage_readers<config>);
-    }
-    for (int w = 0; w < S::warpgroups; ++w) {
-      ptx::mbarrier_init(shared.dS_empty[w], wg_threads / 32);
-      ptx::mbarrier_init(shared.dQ_full[w], wg_threads / 32);
-      ptx::mbarrier_init(shared.dQ_empty[w], 1);
-    }
-    if constexpr (S::direct_dq) {
-      ptx::mbarrier_init(shared.prepared, 4 * S::warpgroups);
-      for (bool& nonfinite : shared.nonfinite_rows) nonfinite = false;
-    }
-    ptx::mbarrier_init(shared.KV_full, 1);
-    ptx::mbarrier_init(shared.KV_empty, S::warpgroups);
-    ptx::mbarrier_init_fence();  // TMA sees the barriers
+  auto& shared = wg.shared;
+  const PipelineState<S::stages> state(step);
+  if constexpr (S::next_sequence_rows) {
+    const int used_rows = wg.task().sequence.len_q - wg.step(step).q_begin;
+    clear_next_sequence_rows<config>(shared.Q[state.stage], wg.index, wg.thread, used_rows);
+    clear_next_sequence_rows<config>(shared.dO[state.stage], wg.index, wg.thread, used_rows);
   }
-  if constexpr (config.statistics_by_product) {
-    write_part_weights<S::type>(shared.statistics.weights, threadIdx.x);
-    ptx::fence_async_shared();  // the weights before the products
-  }
-  __syncthreads();  // everyone sees the barriers
+  ptx::wgmma_fence();  // the registers of S have been used for other things
+  const int fresh = ptx::registers_fresh(0);
+  issue_dots<S::type, S::steps>(St, shared.K[wg.index], shared.Q[state.stage], fresh, [&] {
+    if constexpr (config.statistics_by_product)
+      issue_parts<S::type>(St, shared.statistics.weights, shared.statistics.parts[state.stage].lse, fresh);
+  });
+  if constexpr (!config.bias_boxes) load_bias(wg, step, bias);
+}
 
-  const int warpgroup = ptx::shuffle(static_cast<int>(threadIdx.x) / wg_threads, 0);  // known to be the same in a warp
-  if (warpgroup == 0) {
-    ptx::registers_decrease<S::load_registers>();
-    const int warp = static_cast<int>(threadIdx.x) / 32;
-    if (threadIdx.x == 0) produce_work_tiles<config>(args, shared);
-    if (!S::separate_dq && !S::direct_dq && threadIdx.x % 32 == 0 && warp >= 1 && warp <= S::warpgroups)
-      send_all_dQ<config>(args, shared, warp - 1);
-  } else {
-    ptx::registers_increase<S::work_registers>();
-    if constexpr (config.step_words) ptx::await_launch_before();  // the words of the masks are ready
-    run(shared, warpgroup - 1);
+/// From S, which is in flight, to P and dS. dV += P dO is left in flight.
+template <BackwardConfig config>
+__device__ __forceinline__ void compute_operands(const Warpgroup<config>& wg, unsigned step,
+                                                 typename KeyScores<config>::Tile& St, Operands<config>& operands,
+                                                 Sums<config>& sums) {
+  using S = Shape<config>;
+  using Math = KeyScores<config>;
+  const AttentionArgs& args = wg.args;
+  auto& shared = wg.shared;
+  const PipelineState<S::stages> state(step);
+  const Step& here = wg.step(step);
+  const int fresh = ptx::registers_fresh(0), thread = fresh_thread(), lane = thread % 32;
+  auto& [P, dS] = operands;
+  typename Math::Tile dPt;
+  const auto issue_dP = [&] {
+    ptx::wgmma_fence();  // the registers of dP have been used for other things
+    issue_dots<S::type, S::steps_v>(dPt, shared.V[wg.index], shared.dO[state.stage], fresh, [&] {
+      if constexpr (config.statistics_by_product)
+        issue_parts<S::type>(dPt, shared.statistics.weights, shared.statistics.parts[state.stage].delta, fresh);
+    });
+  };
+  constexpr bool serial_dP = config.loop.overlap == Overlap::serial_dP;
+  // Statistics are loaded under the products before them if there are registers for it.
+  constexpr bool early_statistics = !config.loop.late_statistics && !config.statistics_by_product;
+  const auto lse2_of = [&](int group) { return shared.statistics.lse2_of(state.stage, group, lane); };
+  const auto delta_of = [&](int group) { return shared.statistics.delta_of(state.stage, group, lane); };
+  const bool is_flagged = shared.statistics.is_flagged(state.stage);
+
+  // Under the product: where the tile is, and what of it is hidden. Without a mask most tiles need no place.
+  const bool needs_place = has_edges<config> || config.features.touches_scores() || wg.edge;
+  const int kv_begin = needs_place ? wg.task().kv_begin + wg.index * tile_rows : 0,
+            q_begin = needs_place ? here.q_begin : 0;
+  const int head_idx = needs_place ? here.head_idx : 0;
+  const tile::Sequence sequence = needs_place ? fresh_sequence(wg.task().sequence) : tile::Sequence{};
+  const tile::Score<config.features> score(args, sequence, head_idx);
+  const tile::Dropout dropout(args, sequence.batch_idx, head_idx);
+  const unsigned nonfinite_lanes = S::separate_dq || !wg.edge ? 0 : shared.nonfinite_lanes[wg.index][thread / 32];
+  Math math = Math::of_thread(score, dropout, q_begin, kv_begin, thread);
+  math.edge = wg.edge || (has_edges<config> && (here.edge >> wg.index & 1) != 0);
+  math.take_nonfinite_rows(nonfinite_lanes, lane);
+  math.bias = sums.bias;
+  typename Math::Marks marks;
+  typename Math::Pair lse2[tile_rows / 8], delta[tile_rows / 8];
+  if constexpr (early_statistics) {
+#pragma unroll
+    for (int group = 0; group < tile_rows / 8; ++group) lse2[group] = lse2_of(group);
   }
+  if constexpr (!serial_dP) issue_dP();
+  if constexpr (config.bias_boxes) load_bias(wg, step, math.bias);
+  release_biases<config>(shared, state.stage);
+  const unsigned* words = nullptr;
+  if constexpr (config.step_words) {
+    if ((here.words >> wg.index & 1) != 0) words = mask::step_words(args, sequence.batch_idx, head_idx, q_begin, kv_begin);
+  }
+  math.mark(marks, words);
+  if constexpr (config.step_words && config.loop.overlap == Overlap::pairs) {  // it has no words, and is not skipped
+    if ((here.hidden >> wg.index & 1) != 0) marks.hidden[0] = 0xffffffffu;
+  }
+  if (!config.step_words && wg.index == 0)
+    Math::prefetch_mask(score, here.q_begin + 2 * tile_rows, wg.task().kv_begin, thread);
+
+  ptx::wgmma_wait<serial_dP ? 0 : 1>();  // S is complete; dP may still run
+  ptx::wgmma_pin(St);
+  if (is_flagged) subtract_rest<S::type>(St, workspace<float>(args, Region::lse2) + here.padded, lane);
+  math.probabilities(
+      St, marks, [&](int i) { return early_statistics ? lse2[i / 4] : lse2_of(i / 4); },
+      [&](int i, float p, float q) { P[i / 8][i / 2 % 4] = ptx::pack<S::type>(p, q); });
+  ptx::wgmma_pin(P);
+  if constexpr (serial_dP) issue_dP();
+  issue_rows<S::type, S::width_v>(sums.dV, P, shared.dO[state.stage], fresh);
+  if constexpr (early_statistics) {
+#pragma unroll
+    for (int group = 0; group < tile_rows / 8; ++group) delta[group] = delta_of(group);
+  }
+
+  ptx::wgmma_wait<serial_dP ? 0 : 1>();  // dP is complete; dV may still run
+  ptx::wgmma_pin(dPt);
+  if constexpr (serial_dP) ptx::wgmma_pin(P);
+  if (is_flagged) subtract_rest<S::type>(dPt, workspace<float>(args, Region::delta) + here.padded, lane);
+  math.gradients(St, dPt, marks, [&](int i) { return early_statistics ? delta[i / 4] : delta_of(i / 4); });
+  Math::pack(dPt, dS);
+  ptx::wgmma_pin(dS);
+}
+
+/// dV of a step is done, but for `pending` products that were issued after it.
+template <int pending, BackwardConfig config>
+__device__ __forceinline__ void await_dV(Operands<config>& operands, Sums<config>& sums) {
+  ptx::wgmma_wait<pending>(), ptx::wgmma_pin(sums.dV);
+  ptx::wgmma_pin(operands.P);
+}
+
+/// dK of a step, and its dS to the owner, who may have it already: the step is over. With issue_next, which issues S of the
+/// next step, that product runs under the wait for dK.
+template <bool dS_sent = false, bool issues_next = false, BackwardConfig config, typename IssueNext = Nothing>
+__device__ __forceinline__ void finish_step(const Warpgroup<config>& wg, unsigned step, Operands<config>& operands,
+                                            Sums<config>& sums, IssueNext issue_next = {}) {
+  using S = Shape<config>;
+  const PipelineState<S::stages> state(step);
+  issue_rows<S::type, S::width>(sums.dK, operands.dS, wg.shared.Q[state.stage], ptx::registers_fresh(0));
+  if constexpr (!S::separate_dq && !dS_sent)
+    send_dS(wg, operands.dS, step);  // the product is issued before its fence waits
+  if constexpr (issues_next) {
+    await_dV<1>(operands, sums);
+    issue_next();
+    ptx::wgmma_wait<1>();  // dK is done
+  } else {
+    await_dV<0>(operands, sums);  // and dK
+  }
+  ptx::wgmma_pin(sums.dK);
+  ptx::wgmma_pin(operands.dS);
+  if (leads_warpgroup()) ptx::mbarrier_arrive(wg.shared.empty[state.stage]);
+}
+
+/// The warpgroup sees nothing of a step. Its owner multiplies all keys, and gets zeros.
+template <BackwardConfig config>
+__device__ __forceinline__ void skip_step(const Warpgroup<config>& wg, unsigned step) {
+  using S = Shape<config>;
+  if constexpr (!S::separate_dq) send_dS(wg, {}, step);
+  await_all_threads(wg);  // no thread waits for the stage's phase any more
+  const int stage = PipelineState<S::stages>(step).stage;
+  release_biases<config>(wg.shared, stage);
+  if (leads_warpgroup()) ptx::mbarrier_arrive(wg.shared.empty[stage]);
+}
+
+/// A step by itself.
+template <bool may_skip, BackwardConfig config>
+__device__ __forceinline__ void run_step(const Warpgroup<config>& wg, unsigned step, Sums<config>& sums) {
+  await_step(wg, step);
+  if (may_skip && (wg.step(step).hidden >> wg.index & 1) != 0) return skip_step(wg, step);
+  typename KeyScores<config>::Tile St;
+  Operands<config> operands;
+  issue_S(wg, step, St, sums.bias);
+  compute_operands(wg, step, St, operands, sums);
+  finish_step(wg, step, operands, sums);
+}
+
+// -- the loop -------------------------------------------------------------------------------------------------------------
+
+/// Steps one after another. dQ is computed a step later: dS of the other warpgroup is written by then.
+template <BackwardConfig config>
+__device__ __forceinline__ void run_single_steps(const Warpgroup<config>& wg, Sums<config>& sums) {
+#pragma unroll 1
+  for (unsigned step = wg.first_step; step != wg.end_step; ++step) {
+    run_step<true>(wg, step, sums);
+    if constexpr (!Shape<config>::separate_dq) {
+      if (step != wg.first_step && owns(wg, step - 1)) compute_dQ(wg, step - 1);
+    }
+  }
+}
+
+/// Two steps an iteration: a, whose dQ this warpgroup computes, and b = a + 1. The products of a step are issued under the
+/// softmax of its neighbour:
+///
+///     before the loop:   P(a), dS(a);  dV += P(a) dO;  dS(a) sent
+///     for each pair:     issue dK += dS(a) Q;  issue S(b);  P(b), dS(b);  dV += P(b) dO;  dK += dS(b) Q;  dS(b) sent
+///                        dQ(a) = dS(a) K, staged while S(a + 2) runs
+///                        P(a + 2), dS(a + 2);  dV += P(a + 2) dO;  dS(a + 2) sent
+///
+/// dQ by one warpgroup lets the other run ahead: the warpgroups drift apart, and one's exponentials hide under another's
+/// products. The loop's edge is where the fewest numbers live and no product runs: dS of a step has been sent, dK has not
+/// begun. With one step an iteration, and dQ under a condition, it would be another loop, which needs more registers.
+template <BackwardConfig config>
+__device__ __forceinline__ void run_step_pairs(const Warpgroup<config>& wg, unsigned a, Sums<config>& sums) {
+  if (a == wg.end_step) return;
+  Operands<config> operands;
+  const auto finish_first_half = [&](typename KeyScores<config>::Tile& St,
+                                     unsigned step) {  // P and dS of a step whose S is in flight
+    compute_operands(wg, step, St, operands, sums);
+    send_dS(wg, operands.dS, step);
+    await_dV<0>(operands, sums);
+  };
+  {
+    typename KeyScores<config>::Tile St;
+    await_step(wg, a);
+    issue_S(wg, a, St, sums.bias);
+    finish_first_half(St, a);
+  }
+  const auto run_second_step = [&] {  // dK of step a, and all of step b
+    typename KeyScores<config>::Tile St;
+    finish_step<true, true>(wg, a, operands, sums, [&] { await_step(wg, a + 1), issue_S(wg, a + 1, St, sums.bias); });
+    Operands<config> operands;
+    compute_operands(wg, a + 1, St, operands, sums);
+    finish_step(wg, a + 1, operands, sums);
+  };
+#pragma unroll 1
+  for (; a + 2 < wg.end_step; a += 2) {
+    run_second_step();
+    typename KeyScores<config>::Tile St;
+    const auto issue_next_S = [&] { await_step(wg, a + 2), issue_S(wg, a + 2, St, sums.bias); };
+    if constexpr (Shape<config>::skips_first_step) {  // without a mask that loses: warpgroups stay in step
+      compute_dQ(wg, a, issue_next_S);                // S is issued while dQ is staged
+    } else {
+      compute_dQ(wg, a);
+      issue_next_S();
+    }
+    finish_first_half(St, a + 2);
+  }
+  if (a + 1 != wg.end_step) {
+    run_second_step();
+    compute_dQ(wg, a);
+  } else {
+    finish_step<true>(wg, a, operands, sums);
+  }
+}
+
+template <BackwardConfig config>
+__device__ __forceinline__ void begin_task(Warpgroup<config>& wg) {
+  using S = Shape<config>;
+  const int seen = wg.task().sequence.visible_kv - wg.task().kv_begin - wg.index * tile_rows;
+  const bool nonfinite = !S::separate_dq && wg.shared.nonfinite_lanes[wg.index][wg.thread / 32] != 0;
+  wg.edge = ptx::shuffle(seen < tile_rows || nonfinite ? 1 : 0, 0) != 0;
+  wg.first_step = ptx::shuffle(wg.work_tile().first_step, 0);
+  wg.end_step = ptx::shuffle(wg.work_tile().end_step, 0);
+  if constexpr (S::skips_first_step) wg.owned_before = ptx::shuffle(wg.work_tile().owned[wg.index], 0);
+}
+
+template <BackwardConfig config>
+__device__ __forceinline__ void run_task(Warpgroup<config>& wg, Sums<config>& sums) {
+  using S = Shape<config>;
+  zero(sums.dK), zero(sums.dV);
+  if constexpr (!S::separate_dq) zero_nonfinite_keys(wg);
+  begin_task(wg);
+  if constexpr (config.loop.overlap == Overlap::pairs) {
+    unsigned step = wg.first_step;
+    if (step != wg.end_step && owns(wg, step - 1)) run_step<S::skips_first_step>(wg, step++, sums);
+    run_step_pairs(wg, step, sums);
+  } else {
+    run_single_steps(wg, sums);
+  }
+  if (wg.end_step != wg.first_step && owns(wg, wg.end_step - 1)) {
+    if constexpr (!S::separate_dq) compute_dQ<true>(wg, wg.end_step - 1);
+  } else {
+    if (S::separate_dq && wg.end_step == wg.first_step) await_all_threads(wg);  // neither steps nor keys to clean
+    release_keys(wg);
+  }
+  store_dKV(wg, sums.dK, sums.dV);
+}
+
+template <BackwardConfig config>
+__device__ __forceinline__ void run_tasks(Warpgroup<config>& wg, Sums<config>& sums) {
+  using S = Shape<config>;
+#pragma unroll 1
+  for (;; ++wg.task_number) {
+    if constexpr (S::direct_dq) prepare_queries(wg, wg.task_number);
+    ptx::mbarrier_wait(wg.shared.KV_full, wg.task_number % 2);  // K and V have landed
+    if (!wg.work_tile().exists) break;
+    run_task(wg, sums);
+  }
+  stop_sender(wg);
+  constexpr bool may_hide = config.features.has_window() || config.features.dropout;
+  if constexpr (S::direct_dq && may_hide) repair_keys(wg);
 }
 
 }  // namespace backward_sm90
@@ -116,10 +374,19 @@ template <abi::BackwardConfig config>
 __device__ __forceinline__ void backward_sm90_two_warpgroups_kernel(const abi::AttentionArgs& args) {
   ptx::path<"backward/sm90 two warpgroups">();
   using namespace backward_sm90;
-  static_assert(Shape<config>::warpgroups == 2);
-  run_block<config>(args, [&](SharedStorage<config>& shared, int warpgroup) {
-    Consumer<config>{{{{args, shared, warpgroup, static_cast<int>(threadIdx.x) % wg_threads}}}}.run();
-  });
+  using S = Shape<config>;
+  static_assert(S::warpgroups == 2);
+  auto& shared = begin_block<config>();
+  const int warpgroup = ptx::shuffle(static_cast<int>(threadIdx.x) / wg_threads, 0);  // known to be the same in a warp
+  if (warpgroup == 0) {
+    ptx::registers_decrease<S::load_registers>();
+    load_and_send<config>(args, shared);
+  } else {
+    ptx::registers_increase<S::work_registers>();
+    if constexpr (config.step_words) ptx::await_launch_before();  // the words of the masks are ready
+    Consumer<config> consumer{{args, shared, warpgroup - 1, wg_thread()}};
+    run_tasks(consumer.wg, consumer.sums);
+  }
 }
 
 }  // namespace flash_attention

@@ -1,0 +1,50 @@
+#pragma once
+
+// Keys that must not be multiplied. dQ = dS K multiplies every key by the dS of every query of the tile, and a hidden score
+// has a dS of 0: NaN or Inf in a hidden key would reach dQ as 0 * NaN. So rows of K that hold NaN or Inf, and rows that no
+// query may see, become zeros in shared memory before that product reads them. What such a key does to the queries that see
+// it is NaN in their scores: ScoreMath (nonfinite_row), or S itself where it has been computed before.
+
+#include "backward/sm90/parts/storage.cuh"
+#include "ptx/barrier.cuh"
+#include "ptx/fence.cuh"
+#include "ptx/memory.cuh"
+#include "ptx/warp.cuh"
+
+namespace flash_attention::backward_sm90 {
+
+/// K of a task, which stays in shared memory: each warpgroup its own 64 keys, two threads a row.
+template <BackwardConfig config>
+__device__ __forceinline__ void zero_nonfinite_keys(const Warpgroup<config>& wg) {
+  using S = Shape<config>;
+  const int thread = fresh_thread();
+  const int row = thread / 2;
+  const bool hidden = wg.task().kv_begin + wg.index * tile_rows + row >= wg.task().sequence.visible_kv;
+  unsigned bits = 0;
+#pragma unroll
+  for (int c = 0; c < S::chunks; ++c) {
+#pragma unroll
+    for (int piece = thread % 2; S::checks_keys && piece < 8; piece += 2) {
+      const auto words =
+          ptx::load_shared<ptx::Vector<unsigned, 4>>(swizzled(ptx::shared_address(wg.shared.K[wg.index][c]), row, piece));
+#pragma unroll
+      for (int x = 0; x < 4; ++x) bits |= not_finite<S::type>(words[x]);
+    }
+  }
+  const unsigned nonfinite_lanes = ptx::ballot(bits != 0);
+  if (S::checks_keys && (hidden || (nonfinite_lanes >> (thread % 32 & ~1) & 3) != 0)) {
+#pragma unroll 1
+    for (int c = 0; c < S::chunks; ++c) {
+#pragma unroll
+      for (int piece = thread % 2; piece < 8; piece += 2)
+        ptx::store_shared(swizzled(ptx::shared_address(wg.shared.K[wg.index][c]), row, piece), ptx::Vector<unsigned, 4>{});
+    }
+  }
+  if constexpr (S::checks_keys)
+    ptx::fence_async_shared();  // the zeros before the products; not found by the emulator: signal_owner has one, too
+  if (thread % 32 == 0) wg.shared.nonfinite_lanes[wg.index][thread / 32] = nonfinite_lanes;
+  // The owner of a step multiplies the keys of all warpgroups.
+  ptx::barrier_sync(barrier_keys, S::warpgroups * wg_threads);
+}
+
+}  // namespace flash_attention::backward_sm90
