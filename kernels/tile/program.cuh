@@ -59,6 +59,17 @@ __device__ __forceinline__ float div(float x, float y) {
   const float better = ptx::fma(ptx::fma(-y, quotient, x), inverse, quotient);
   return better == better ? better : quotient;
 }
+/// What is left of x, exactly: multiples of y by falling powers of 2 are taken off.
+__device__ __forceinline__ float fmod(float x, float y) {
+  const float size = ptx::abs(y);
+  float rest = ptx::abs(x), step = size;
+  if (!(rest < infinity) || !(size > 0)) return __builtin_bit_cast(float, 0x7fffffff);
+#pragma unroll 1
+  while (step <= 0.5f * rest) step += step;
+#pragma unroll 1
+  for (; step >= size && rest >= size; step *= 0.5f) rest = rest >= step ? rest - step : rest;
+  return __builtin_bit_cast(float, __builtin_bit_cast(int, rest) | (__builtin_bit_cast(int, x) & 0x80000000));
+}
 __device__ __forceinline__ float neg(float x) { return -x; }
 __device__ __forceinline__ float abs(float x) { return ptx::abs(x); }
 __device__ __forceinline__ float min(float x, float y) { return x < y || x != x ? x : y; }

@@ -126,7 +126,14 @@ ProgramValue of_reals(Op op, const ProgramValue& x, const ProgramValue& y) {
       return of_real(std::sin(a), std::min(ea, 2.0) + function_error);
     case Op::cos:
       return of_real(std::cos(a), std::min(ea, 2.0) + function_error);
+    case Op::fmod: {
+      const double whole = std::trunc(a / b), moved = ea + std::fabs(whole) * eb;
+      const double reach = std::fabs(b) > eb ? moved / (std::fabs(b) - eb) : INFINITY;
+      const bool jumps = std::trunc(a / b - reach) != whole || std::trunc(a / b + reach) != whole;
+      return of_real(std::fmod(a, b), jumps ? std::fabs(b) : moved);
+    }
     case Op::detach:
+    case Op::slope:
       return x;
     default:  // floor
       return {.real = std::floor(a), .error = std::floor(a + ea) - std::floor(a - ea)};

@@ -96,7 +96,8 @@ class Slots {
 
 }  // namespace
 
-Code ProgramCode::compile(const std::vector<Node>& all, std::vector<int> roots) {
+Code ProgramCode::compile(std::vector<Node> all, std::vector<int> roots) {
+  program::keep_values(all, roots);
   const std::vector<Node> ordered = in_order(all, program_.nodes.size(), roots);
   const std::vector<Node> nodes = program::slice(ordered, roots);
   std::vector<bool> varying(nodes.size(), false), uniform(nodes.size(), true);

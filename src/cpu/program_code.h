@@ -21,7 +21,7 @@ class ProgramCode {
   const ProgramView* view() const { return &view_; }
 
  private:
-  Code compile(const std::vector<program::Node>& nodes, std::vector<int> roots);
+  Code compile(std::vector<program::Node> nodes, std::vector<int> roots);
   void compile_gradients(const Problem& problem, const Buffers& buffers, char* workspace);
 
   std::shared_ptr<const program::Program> known_;

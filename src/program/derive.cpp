@@ -40,14 +40,16 @@ class Derivation {
         return sum(times(dx, y), times(dy, x));
       case Op::div:  // (dx - self * dy) / y
         return over(sum(dx, negative(times(dy, self))), y);
+      case Op::fmod:  // x less y times a whole number, which has no slope
+        return sum(dx, negative(times(dy, dy == zero ? x : truncated(real(Op::div, x, y)))));
       case Op::neg:
         return negative(dx);
       case Op::abs:
         return times(dx, sign(x));
       case Op::min:
-        return sum(times(dx, share(Op::lt, x, y)), times(dy, share(Op::lt, y, x)));
+        return sum(times(dx, share(dx, Op::gt, x, y)), times(dy, share(dy, Op::gt, y, x)));
       case Op::max:
-        return sum(times(dx, share(Op::gt, x, y)), times(dy, share(Op::gt, y, x)));
+        return sum(times(dx, share(dx, Op::lt, x, y)), times(dy, share(dy, Op::lt, y, x)));
       case Op::exp:
         return times(dx, self);
       case Op::log:
@@ -67,6 +69,8 @@ class Derivation {
         if (yes == zero && no == zero) return zero;
         return add({.op = Op::where, .type = Type::real, .args = {x, value(yes), value(no), -1}});
       }
+      case Op::slope:
+        return sum(dx, times(dy, node.args[2]));
       default:  // leaves, detach; floor, conversions: steps, whose slope is 0 wherever they have one
         return zero;
     }
@@ -96,8 +100,15 @@ class Derivation {
     return add({.op = Op::where, .type = Type::real, .args = {condition, yes, no, -1}});
   }
   int sign(int x) { return choose(Op::gt, x, number(0), number(1), choose(Op::lt, x, number(0), number(-1), number(0))); }
-  /// What the first argument of min or max gets: all, nothing, or half if both are equal.
-  int share(Op wins, int x, int y) { return choose(wins, x, y, number(1), choose(Op::eq, x, y, number(0.5f), number(0))); }
+  /// What the first argument of min or max gets: nothing, half if both are equal, else all (also beside NaN, as in torch).
+  int share(int slope, Op loses, int x, int y) {
+    if (slope == zero) return zero;
+    return choose(loses, x, y, number(0), choose(Op::eq, x, y, number(0.5f), number(1)));
+  }
+  int truncated(int x) {
+    const int up = real(Op::neg, real(Op::floor, real(Op::neg, x)));
+    return choose(Op::lt, x, number(0), up, real(Op::floor, x));
+  }
 
   std::vector<Node>& nodes_;
   int by_;

@@ -113,6 +113,8 @@ std::string range(const Program& program, const Node& node, bool by_lanes) {
     case Op::cos:
     case Op::floor:
     case Op::detach:
+    case Op::slope:
+    case Op::fmod:
       return unknown();
     default:
       return interval + function_name(node.op) + "(" + arguments(node, value) + ")";

@@ -26,6 +26,7 @@ enum class Op : std::uint8_t {
   div,
   floordiv,
   mod,
+  fmod,
   neg,
   abs,
   min,
@@ -39,6 +40,7 @@ enum class Op : std::uint8_t {
   cos,
   floor,
   detach,  // the value itself, whose derivative is 0
+  slope,   // the first argument; its derivative is that plus the third times the derivative of the second
   // comparison and logic
   eq,
   ne,
@@ -57,6 +59,6 @@ enum class Op : std::uint8_t {
 
 enum class Element : std::uint8_t { float32, float16, bfloat16, int32, int64, boolean };
 
-constexpr int max_tensors = 8, max_rank = 4, max_scalars = 16, max_values = 512;
+constexpr int max_tensors = 8, max_rank = 4, max_scalars = 16, max_values = 1024;
 
 }  // namespace flash_attention::program

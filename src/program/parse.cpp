@@ -128,6 +128,7 @@ class Parser {
     }
     for (int n = 0; n < count; ++n) node.args[static_cast<std::size_t>(n)] = value(words[static_cast<std::size_t>(n) + 3]);
     node.type = result_type(*op, node.args);
+    has_slopes_ = has_slopes_ || *op == Op::slope;
     return node;
   }
 
@@ -181,6 +182,9 @@ class Parser {
       case Op::to_int:
         need(first != Type::integer, "a float or a bool");
         return Type::integer;
+      case Op::slope:
+        need(same && first == Type::real && type_of(args[2]) == Type::real, "floats");
+        return Type::real;
       default:
         need(same && first == Type::real, "floats");
         return Type::real;
@@ -227,22 +231,43 @@ class Parser {
              "; expected is " + std::string(name_of(wanted)));
     }
     if (wanted == Type::real) return;
+    std::vector<Node> mask = program_.nodes;
     std::vector<int> roots{root};
-    for (const Node& node : slice(program_.nodes, roots)) {
+    keep_values(mask, roots);  // a mask has no derivative
+    mask = slice(mask, roots);
+    for (const Node& node : mask) {
       if (node.op == Op::score) refuse("'visible' depends on the score; it may depend on b, h, i, j and what is captured");
       program_.visible_by_head = program_.visible_by_head || node.op == Op::h;
       program_.visible_by_batch = program_.visible_by_batch || node.op == Op::b;
     }
+    if (!has_slopes_) return;
+    const int before = static_cast<int>(program_.nodes.size());  // the score may need the same values with their slopes
+    for (Node& node : mask) {
+      for (int& arg : node.args) arg = arg < 0 ? -1 : arg + before;
+    }
+    program_.nodes.insert(program_.nodes.end(), mask.begin(), mask.end());
+    root = roots[0] + before;
   }
 
   Program program_;
   std::map<std::string_view, int> names_;
   int line_ = 0;
+  bool has_slopes_ = false;
 };
 
 }  // namespace
 
 Program parse(std::string_view text) { return Parser().run(text); }
+
+void keep_values(std::vector<Node>& nodes, std::vector<int>& roots) {
+  std::vector<int> moved(nodes.size());
+  const auto value_of = [&](int n) { return n < 0 ? -1 : moved[static_cast<std::size_t>(n)]; };
+  for (std::size_t n = 0; n < nodes.size(); ++n) {
+    for (int& arg : nodes[n].args) arg = value_of(arg);
+    moved[n] = nodes[n].op == Op::slope ? nodes[n].args[0] : static_cast<int>(n);
+  }
+  for (int& root : roots) root = value_of(root);
+}
 
 std::vector<Node> slice(const std::vector<Node>& nodes, std::vector<int>& roots) {
   std::vector<bool> needed(nodes.size(), false);

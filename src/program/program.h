@@ -47,6 +47,9 @@ std::shared_ptr<const Program> parsed(std::string_view text);
 /// The nodes that `roots` need, in order; roots become their new numbers.
 std::vector<Node> slice(const std::vector<Node>& nodes, std::vector<int>& roots);
 
+/// Lets what uses a `slope` use its value, roots included, so that slices have none: once all derivatives are there.
+void keep_values(std::vector<Node>& nodes, std::vector<int>& roots);
+
 /// Appends the derivative of node `of` by node `by`, as nodes; returns its number, -1 where it is 0 everywhere.
 int derive(std::vector<Node>& nodes, int of, int by);
 

@@ -122,6 +122,11 @@ class Writer {
     }
     roots = {score_, slope_};
     for (const Derivative& d : derivatives_) roots.insert(roots.end(), {d.offset, d.derivative});
+    keep_values(nodes, roots);
+    score_ = roots[0], slope_ = roots[1];
+    for (std::size_t n = 0; n < derivatives_.size(); ++n) {
+      derivatives_[n].offset = roots[2 * n + 2], derivatives_[n].derivative = roots[2 * n + 3];
+    }
     parts_.emplace_back(program_, nodes, 's', roots, short_);
     if (program.visible >= 0) terms_ = row_terms(program.nodes, program.visible);
     roots = {program.visible};

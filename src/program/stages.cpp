@@ -106,6 +106,8 @@ double largest_of(const Node& node, auto of) {
     case Op::abs:
     case Op::floor:
     case Op::detach:
+    case Op::slope:
+    case Op::fmod:
     case Op::to_float:
       return of(0);
     case Op::sqrt:

@@ -51,8 +51,8 @@ TEST(ProgramText, WhatIsNoProgramIsRefusedByLine) {
   EXPECT_NE(refusal("score score").find("expected 'name = operation arguments'"), std::string::npos);
   EXPECT_NE(refusal("v = neg score\nscore = v\nscore = v").find("a second result"), std::string::npos);
   std::string long_text;
-  for (int n = 0; n < 600; ++n) long_text += "v" + std::to_string(n) + " = neg score\n";
-  EXPECT_NE(refusal(long_text).find("more than 512 values"), std::string::npos);
+  for (int n = 0; n < 1100; ++n) long_text += "v" + std::to_string(n) + " = neg score\n";
+  EXPECT_NE(refusal(long_text).find("more than 1024 values"), std::string::npos);
 }
 
 }  // namespace

@@ -9,7 +9,7 @@ import itertools
 
 import torch
 
-from flash_attention.flex import decompositions, operations
+from flash_attention.flex import derivatives, operations
 
 MOST_ELEMENTS = 128  # of one array: each stands in the text by itself
 
@@ -95,6 +95,23 @@ def _chain(r, op, symbols):
     return functools.reduce(lambda x, y: operations.TABLE[f"aten::{op}"](r, x, y), symbols)
 
 
+def _total(r, name, symbols):
+    """Of one row of a fold. A load is recorded where it is used, unless a derivative needs all elements."""
+
+    def record(r, *symbols):
+        return chained(r, symbols)
+
+    def chained(r, symbols):
+        if name != "norm":
+            return _chain(r, _FOLDS[name], symbols)
+        squares = (operations.TABLE["aten::mul"](r, x, x) for x in symbols)
+        return operations.TABLE["aten::sqrt"](r, _chain(r, "add", squares))
+
+    if name not in derivatives.FOLDS or not r.is_graded():
+        return chained(r, symbols)
+    return r.sloped(record, derivatives.FOLDS[name], *symbols)
+
+
 def _fold(r, name, x, dim=None, keepdim=False, *, dtype=None):
     places = _as_array(r, x)
     dims = [dim] if isinstance(dim, int) else list(dim or range(places.dim()))
@@ -112,7 +129,7 @@ def _fold(r, name, x, dim=None, keepdim=False, *, dtype=None):
             symbols = (r.symbol(r.value(one, "bool")) for one in symbols)
         elif name in ("sum", "prod") and x.dtype == torch.bool:
             symbols = (r.symbol(r.value(one, "int")) for one in symbols)
-        total = _chain(r, _FOLDS[name], symbols)
+        total = _total(r, name, symbols)
         if name == "mean":
             total = operations.TABLE["aten::div"](r, total, row.numel())
         found.append(total)
@@ -140,6 +157,14 @@ def _product(r, x, y):
     return symbol(r, places[0] if is_vector[0] else places, found[0].dtype)
 
 
+def _norm(r, x, ord=2, dim=None, keepdim=False, *, dtype=None):
+    if ord == 1:
+        return _fold(r, "sum", _elementwise(r, operations.TABLE["aten::abs"], [x], {}), dim, keepdim, dtype=dtype)
+    if ord != 2:
+        r.refuse(f"a norm of order {ord}; allowed are 1 and 2")
+    return _fold(r, "norm", x, dim, keepdim, dtype=dtype)
+
+
 def _is_in(r, x, y, *, assume_unique=False, invert=False):
     x = symbol(r, _as_array(r, x).unsqueeze(-1), x.dtype)
     same = _elementwise(r, operations.TABLE["aten::eq"], [x, symbol(r, _as_array(r, y).flatten(), y.dtype)], {})
@@ -163,7 +188,7 @@ def _search(r, bounds, x, *, out_int32=False, right=False, side=None, sorter=Non
 
 
 _SPECIAL = {
-    "aten::linalg_vector_norm": decompositions.recorded(decompositions.vector_norm),
+    "aten::linalg_vector_norm": _norm,
     "aten::isin": _is_in,
     "aten::bucketize": _bucket,
     "aten::searchsorted": _search,

@@ -47,9 +47,8 @@ class BlockMask:
         return dense.shown([self.mask_mod], *map(range, self._sizes()))
 
     def sparsity(self):
-        """The percentage of pairs in blocks of BLOCK_SIZE that show nothing. Looks at all pairs."""
-        seen = dense.seen_blocks([self.mask_mod], self._sizes(), self.BLOCK_SIZE)
-        return 100 * (1 - seen.sum().item() * math.prod(self.BLOCK_SIZE) / self.numel())
+        """The percentage of blocks of BLOCK_SIZE that show nothing, as torch has it from 2.15. Looks at all pairs."""
+        return 100 * (1 - dense.seen_blocks([self.mask_mod], self._sizes(), self.BLOCK_SIZE).float().mean().item())
 
     def to_string(self, grid_size=None, limit=4):
         """A picture of each of the first `limit` batches and heads."""

@@ -25,7 +25,10 @@ def _number(r, x):
 
 
 def _log1p(r, x):
-    return _does(r, "log", _does(r, "add", "1.0", x))
+    """Near 0 with what 1 + x has lost of x."""
+    whole = _does(r, "add", "1.0", x)
+    log, lost = _does(r, "log", whole), _does(r, "sub", x, _does(r, "sub", whole, "1.0"))
+    return _chosen(r, "lt", _does(r, "abs", x), "1.0", _does(r, "add", log, _does(r, "div", lost, whole)), log)
 
 
 def _log_of_one_plus_exp(r, x):
@@ -74,15 +77,15 @@ def _silu(r, x):
 
 
 def _round(r, x, *, decimals=0):
-    """Halves go to the even number. Floats beyond 2^23 are whole."""
+    """Halves go to the even number."""
     if decimals != 0:
         r.refuse("a number rounded to decimals; allowed is round() to whole numbers")
-    near = _does(r, "floor", _does(r, "add", x, "0.5"))
-    half = _does(r, "mul", near, "0.5")
+    below = _does(r, "floor", x)
+    rest, half = _does(r, "sub", x, below), _does(r, "mul", below, "0.5")
     is_odd = r.emit("bool", "ne", _does(r, "floor", half), half).name
-    is_tie = r.emit("bool", "eq", _does(r, "sub", near, x), "0.5").name
-    even = _does(r, "where", r.emit("bool", "and", is_odd, is_tie).name, _does(r, "sub", near, "1.0"), near)
-    return _chosen(r, "lt", _does(r, "abs", x), "8388608.0", even, x)
+    is_tie = r.emit("bool", "and", r.emit("bool", "eq", rest, "0.5").name, is_odd).name
+    goes_up = r.emit("bool", "or", r.emit("bool", "gt", rest, "0.5").name, is_tie).name
+    return _does(r, "where", goes_up, _does(r, "floor", _does(r, "add", below, "1.0")), below)
 
 
 def _whole_is_itself(make):
@@ -99,14 +102,12 @@ def _fmod(r, x, y):
     """The remainder that has the sign of x."""
     if r.kind(x) == "float" or r.kind(y) == "float":
         x, y = _float(r, x), _float(r, y)
-        size = _does(r, "abs", x), _does(r, "abs", y)
-        whole = _does(r, "floor", _does(r, "div", *size))
-        rest = _does(r, "sub", size[0], _does(r, "mul", whole, size[1]))
-        return r.symbol(r.named(_chosen(r, "lt", x, "0.0", _does(r, "neg", rest), rest)))
+        return r.symbol(r.emit("float", "fmod", x, y))
     x, y = r.value(x, "int").name, r.value(y, "int").name
-    rest = r.emit("int", "mod", r.emit("int", "abs", x).name, r.emit("int", "abs", y).name).name
-    is_negative = r.emit("bool", "lt", x, "0").name
-    return r.symbol(r.emit("int", "where", is_negative, r.emit("int", "neg", rest).name, rest))
+    rest = r.emit("int", "mod", x, y).name  # has the sign of y
+    differs = r.emit("bool", "xor", *(r.emit("bool", "lt", number, "0").name for number in (x, y))).name
+    is_other = r.emit("bool", "and", differs, r.emit("bool", "ne", rest, "0").name).name
+    return r.symbol(r.emit("int", "where", is_other, r.emit("int", "sub", rest, y).name, rest))
 
 
 def _shift(op):
@@ -135,8 +136,7 @@ def _is_finite(r, x):
 
 def _relu(r, x):
     x = r.value(x)
-    zero = r.number(0, x.kind).name
-    return r.symbol(r.emit(x.kind, "where", r.emit("bool", "gt", x.name, zero).name, x.name, zero))
+    return r.symbol(r.emit(x.kind, "max", x.name, r.number(0, x.kind).name))
 
 
 def _sign(r, x):

@@ -4,7 +4,7 @@ import math
 
 import torch
 
-_HALF_PI = math.pi / 2
+_HALF_PI, _LN_2 = math.pi / 2, math.log(2)
 _ERFC = (  # of t = 1 / (1 + |x| / 2), for the logarithm of erfc(|x|) e^(x^2) / t: within 1.2e-7
     -1.26551223, 1.00002368, 0.37409196, 0.09678418, -0.18628806, 0.27886807, -1.13520398, 1.48851587, -0.82215223,
     0.17087277,
@@ -51,9 +51,19 @@ def _atan(x):
     return torch.where(x >= 0, angle, -angle)
 
 
+def _is_negative(x):
+    """-0 as well."""
+    return (x < 0) | (1 / x < 0)
+
+
 def _atan2(y, x):
-    turn = torch.where(x < 0, torch.where(y < 0, -math.pi, math.pi), 0.0)
-    return torch.where((x == 0) & (y == 0), 0.0, _atan(y / x) + turn)
+    height, width = y.abs(), x.abs()
+    least, most = torch.minimum(height, width), torch.maximum(height, width)
+    part = torch.where(least == most, torch.where(most == 0, 0.0, 1.0), least / most)
+    angle = _atan(part)
+    angle = torch.where(height > width, _HALF_PI - angle, angle)
+    angle = torch.where(_is_negative(x), math.pi - angle, angle)
+    return torch.where(torch.isnan(y + x) & ~torch.isinf(y * x), math.nan, torch.where(_is_negative(y), -angle, angle))
 
 
 def _asin(x):
@@ -61,9 +71,40 @@ def _asin(x):
 
 
 def _asinh(x):
-    size = torch.where(x >= 0, x, -x)
+    size = x.abs()
     whole = torch.log1p(size + size * size / (1 + torch.sqrt(size * size + 1)))
-    return torch.where(x >= 0, whole, -whole)
+    whole = torch.where(size > 1e9, torch.log(size) + _LN_2, whole)
+    return torch.where(x < 0, -whole, whole)
+
+
+def _acosh(x):
+    return torch.where(x > 1e9, torch.log(x) + _LN_2, torch.log(x + torch.sqrt(x * x - 1)))
+
+
+def _hypot(x, y):
+    x, y = x.abs(), y.abs()
+    most, part = torch.maximum(x, y), torch.minimum(x, y) / torch.maximum(x, y)
+    size = torch.where(most == 0, 0.0, most * torch.sqrt(1 + part * part))
+    return torch.where(torch.isinf(x) | torch.isinf(y), math.inf, size)
+
+
+def _parted(x, y):
+    """Floor division that is not taken in by a quotient that rounds to a whole number, as Python has it."""
+    rest = torch.fmod(x, y)
+    return rest, (rest != 0) & ((rest < 0) != (y < 0))
+
+
+def floor_divide(x, y):
+    x, y = _tensor(x), _tensor(y)
+    rest, is_less = _parted(x, y)
+    whole = torch.round((x - rest) / y)
+    return torch.where(y == 0, x / y, torch.where(is_less, whole - 1, whole)).detach()
+
+
+def remainder(x, y):
+    x, y = _tensor(x), _tensor(y)
+    rest, is_less = _parted(x, y)
+    return torch.where(is_less, rest + y, rest)
 
 
 def _logaddexp(x, y):
@@ -115,15 +156,6 @@ def _tensor(x):
     return x if isinstance(x, torch.Tensor) else torch.tensor(x, device="meta")
 
 
-def vector_norm(x, ord=2, dim=None, keepdim=False, *, dtype=None):
-    """Of an array."""
-    if ord == 2:
-        return torch.sqrt(torch.sum(x * x, dim, keepdim))
-    if ord == 1:
-        return torch.sum(x.abs(), dim, keepdim)
-    raise NotImplementedError(f"a norm of order {ord}; allowed are 1 and 2")
-
-
 def recorded(function):
     """As the operations of a program are: r is the recorder. Numbers in these formulas are literals."""
     return lambda r, *args, **kwargs: r.run_ours(function, *args, **kwargs)
@@ -141,17 +173,17 @@ TABLE = {
         "asin": _asin,
         "acos": lambda x: _HALF_PI - _asin(x),
         "asinh": _asinh,
-        "acosh": lambda x: torch.log(x + torch.sqrt(x * x - 1)),
+        "acosh": _acosh,
         "atanh": lambda x: 0.5 * (torch.log1p(x) - torch.log1p(-x)),
         "log10": lambda x: torch.log(x) * math.log10(math.e),
         "frac": lambda x: x - torch.trunc(x),
-        "hypot": lambda x, y: torch.sqrt(x * x + y * y),
+        "hypot": _hypot,
         "logaddexp": _logaddexp,
-        "copysign": lambda x, y: torch.where(_tensor(y) < 0, -x.abs(), x.abs()),
-        "xlogy": lambda x, y: torch.where(_tensor(x) == 0, 0.0, x * torch.log(_tensor(y))),
+        "copysign": lambda x, y: torch.where(_is_negative(_tensor(y)), -x.abs(), x.abs()),
+        "xlogy": lambda x, y: torch.where((_tensor(x) == 0) & ~torch.isnan(_tensor(y)), 0.0, x * torch.log(_tensor(y))),
         "nan_to_num": _nan_to_num,
-        "fmax": lambda x, y: torch.where(torch.isnan(y) | (x > y), x, y),
-        "fmin": lambda x, y: torch.where(torch.isnan(y) | (x < y), x, y),
+        "fmax": lambda x, y: torch.where(torch.isnan(y) | (x >= y), x, y),
+        "fmin": lambda x, y: torch.where(torch.isnan(y) | (x <= y), x, y),
         "heaviside": lambda x, y: torch.where(x == 0, y, torch.where(x > 0, 1.0, 0.0)),
         "logit": _logit,
         "sinc": _sinc,
@@ -160,9 +192,9 @@ TABLE = {
         "mish": lambda x: x * torch.tanh(torch.nn.functional.softplus(x)),
         "hardsigmoid": _hardsigmoid,
         "hardswish": lambda x: x * _hardsigmoid(x),
-        "softshrink": lambda x, bound=0.5: torch.where(x > bound, x - bound, torch.where(x < -bound, x + bound, 0.0)),
-        "hardshrink": lambda x, bound=0.5: torch.where((x > bound) | (x < -bound), x, 0.0),
-        "threshold": lambda x, bound, value: torch.where(x > bound, x, value),
+        "softshrink": lambda x, bound=0.5: torch.where(x > bound, x - bound, torch.where(x < -bound, x + bound, x * 0)),
+        "hardshrink": lambda x, bound=0.5: torch.where((x >= -bound) & (x <= bound), 0.0, x),
+        "threshold": lambda x, bound, value: torch.where(x <= bound, value, x),
         "addcmul": lambda x, y, z, *, value=1: x + value * y * z,
         "addcdiv": lambda x, y, z, *, value=1: x + value * y / z,
     }.items()

@@ -2,8 +2,8 @@
 
 import math
 
-from flash_attention.flex import composed, decompositions
-from flash_attention.flex.powers import power
+from flash_attention.flex import composed, decompositions, derivatives
+from flash_attention.flex.powers import is_product, power
 
 ALLOWED = (
     "+ - * / // % ** << >> abs neg minimum maximum clamp exp log sqrt sin cos tan tanh sigmoid erf floor round sign and "
@@ -58,15 +58,13 @@ def _div(r, x, y, *, rounding_mode=None):
 
 def _floor_divide(r, x, y):
     if _common(r, x, y) == "float":
-        return r.symbol(r.emit("float", "floor", r.emit("float", "div", *_floats(r, x, y)).name))
+        return r.run_ours(decompositions.floor_divide, x, y)
     return r.symbol(r.emit("int", "floordiv", r.value(x, "int").name, r.value(y, "int").name))
 
 
 def _remainder(r, x, y):
     if _common(r, x, y) == "float":
-        x, y = _floats(r, x, y)
-        whole = r.emit("float", "floor", r.emit("float", "div", x, y).name).name
-        return r.symbol(r.emit("float", "sub", x, r.emit("float", "mul", whole, y).name))
+        return r.run_ours(decompositions.remainder, x, y)
     return r.symbol(r.emit("int", "mod", r.value(x, "int").name, r.value(y, "int").name))
 
 
@@ -149,12 +147,9 @@ def _extreme(op):
 def _clamp(r, x, min=None, max=None):
     kind = _common(r, *(thing for thing in (x, min, max) if thing is not None))
     result = r.value(x, kind)
-    for bound, comparison in ((min, "lt"), (max, "gt")):
-        if bound is None:
-            continue
-        bound = r.value(bound, kind).name
-        outside = r.emit("bool", comparison, result.name, bound).name
-        result = r.emit(kind, "where", outside, bound, result.name)
+    for bound, op in ((min, "max"), (max, "min")):
+        if bound is not None:
+            result = r.emit(kind, op, result.name, r.value(bound, kind).name)
     return r.symbol(result)
 
 
@@ -202,6 +197,16 @@ def _made(value_at, like=None):
 
 _LOG2_E, _LN_2 = math.log2(math.e), math.log(2)
 
+
+def _with_slopes(record, slopes):
+    return lambda r, *args, **kwargs: r.sloped(record, slopes, *args, **kwargs)
+
+
+def _power(r, x, y):
+    """A product has the derivatives of products."""
+    return power(r, x, y) if is_product(r, x, y) else r.sloped(power, derivatives.TABLE["aten::pow"], x, y)
+
+
 TABLE = (
     {
         f"aten::{name}": record
@@ -213,7 +218,7 @@ TABLE = (
             "div": _div,
             "floor_divide": _floor_divide,
             "remainder": _remainder,
-            "pow": power,
+            "pow": _power,
             "neg": _one("neg"),
             "abs": _one("abs"),
             "minimum": _extreme("min"),
@@ -274,6 +279,9 @@ TABLE = (
     | composed.TABLE
     | decompositions.TABLE
 )
+for _name, _slopes in derivatives.TABLE.items():
+    if _name != "aten::pow":
+        TABLE[_name] = _with_slopes(TABLE[_name], _slopes)
 
 
 def in_place(name):

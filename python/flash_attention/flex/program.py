@@ -100,7 +100,7 @@ def record(score_mod=None, mask_mod=None, extra=()):
     own_backward = recorder.own_backward  # what a mask does has no derivative
     visible = None
     for mask in masks:
-        recorder.constants = _constants(mask)
+        recorder.constants, recorder.with_slopes = _constants(mask), False
         shown = _result(recorder, "mask_mod", mask, _called(recorder, "mask_mod", mask, b, h, i, j), "bool")
         visible = shown if visible is None else recorder.emit("bool", "and", visible.name, shown.name)
     if visible is not None:

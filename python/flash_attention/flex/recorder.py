@@ -26,6 +26,7 @@ _READ_AS = {torch.float64: torch.float32} | dict.fromkeys((torch.uint8, torch.in
 _ALLOWED_ELEMENTS = "floats of 16, 32 and 64 bits, ints of 8 (also unsigned), 16, 32 and 64 bits, and bool"
 _ALWAYS_LITERAL = (0, 1, -1, 2)
 _LARGEST = 3.4028234663852886e38
+_WITHOUT_SLOPE = {"detach", "floor"}
 
 
 class ProgramError(ValueError):
@@ -73,7 +74,9 @@ class Recorder:
         self.own_backward = ""  # the line of a torch.autograd.Function, whose backward a program does not call
         self.constants = set()  # numbers that stand in the source: they stay literals
         self.all_literal = False
+        self.with_slopes = True  # whether derivatives are written down
         self._is_graded = torch.is_grad_enabled()
+        self._varying = {"score"}  # names of floats that something may be differentiated by
         self._converted = {}  # id of a tensor -> the one that is read in its place
         self._known = {}  # id of a tensor -> Value or Partial
         self._keep = []  # so that no id is used twice
@@ -92,6 +95,8 @@ class Recorder:
             self._memo[key] = Value(f"v{len(self.lines)}", kind)
             self.lines.append(f"v{len(self.lines)} = {' '.join(key)}")
             self.places.append(where_is_user())
+            if kind == "float" and op not in _WITHOUT_SLOPE and not self._varying.isdisjoint(names):
+                self._varying.add(self._memo[key].name)
         return self._memo[key]
 
     def named(self, name):
@@ -197,7 +202,10 @@ class Recorder:
     def load(self, tensor, indices):
         name = self._tensor_name(self._readable(tensor))
         names = [self.converted(self.value(index), "int").name for index in indices]
-        return self.emit(kind_of(tensor.dtype), "load", name, *names)
+        value = self.emit(kind_of(tensor.dtype), "load", name, *names)
+        if tensor.requires_grad:
+            self._varying.add(value.name)
+        return value
 
     def _readable(self, tensor):
         """A tensor of a dtype that kernels do not read, as one that they do."""
@@ -279,6 +287,37 @@ class Recorder:
         if isinstance(known, arrays.Array):
             return arrays.detached(self, result)
         return operations.detached(self, result) if isinstance(known, Value) else result
+
+    def is_graded(self):
+        """Whether derivatives may be asked for."""
+        return self.with_slopes and torch.is_grad_enabled()
+
+    def varies(self, thing):
+        """Whether a derivative by this argument of an operation may be asked for."""
+        if not self.is_graded() or not isinstance(thing, torch.Tensor):
+            return False
+        known = self.known(thing)
+        return thing.requires_grad if known is None else isinstance(known, Value) and known.name in self._varying
+
+    def sloped(self, record, slopes, *arguments, **named):
+        """What `record` records, with the derivatives that slopes(result, *arguments) gives in the place of its own."""
+        if not any(map(self.varies, arguments)):
+            return record(self, *arguments, **named)
+        varying = [self.varies(argument) for argument in arguments]
+        self.with_slopes = False  # of what the value and its derivatives are made of
+        try:
+            results = record(self, *arguments, **named)
+            result = results[0] if isinstance(results, tuple) else results
+            made = self.run_ours(slopes, result, *arguments, **named)
+        finally:
+            self.with_slopes = True
+        value = self.emit("float", "detach", self.value(result, "float").name)
+        for argument, slope, is_varying in zip(arguments, made, varying, strict=False):
+            if is_varying and slope is not None:
+                names = (self.value(thing, "float").name for thing in (argument, slope))
+                value = self.emit("float", "slope", value.name, *names)
+        sloped = self.symbol(value, result.dtype)
+        return (sloped, *results[1:]) if isinstance(results, tuple) else sloped
 
     def run(self, function, *arguments, **named):
         with modes.Operations(self), modes.Functions(self):

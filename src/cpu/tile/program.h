@@ -202,6 +202,11 @@ inline void Interpreter::run(const Instruction& step) const {
       return divide(step, floor_quotient);
     case Op::mod:
       return divide(step, floor_remainder);
+    case Op::fmod:
+      return two(step, [](Vec x, Vec y) {
+        for (int lane = 0; lane < vector_lanes; ++lane) x[lane] = __builtin_fmodf(x[lane], y[lane]);
+        return x;
+      });
     case Op::neg:
       if (step.type == Type::real) return one(step, [](Vec x) { return -x; });
       return one(step, [](Vec x) { return (Vec)(Int)(0u - (Uint)x); });
@@ -233,6 +238,7 @@ inline void Interpreter::run(const Instruction& step) const {
     case Op::floor:
       return one(step, [](Vec x) { return by_lane(x, [](float y) { return __builtin_floorf(y); }); });
     case Op::detach:
+    case Op::slope:  // none is left
       return one(step, [](Vec x) { return x; });
     case Op::eq:
       return compare(step, [](auto x, auto y) { return x == y; });

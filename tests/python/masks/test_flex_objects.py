@@ -35,7 +35,8 @@ def test_block_masks_tell_of_themselves_as_torchs_do():
         ours, torchs = both(**sizes)
         assert ours.shape == tuple(torchs.shape) and ours.numel() == torchs.numel()
         assert tuple(ours.seq_lengths) == tuple(torchs.seq_lengths) and tuple(torchs.BLOCK_SIZE) == ours.BLOCK_SIZE
-        assert ours.sparsity() == pytest.approx(torchs.sparsity(), abs=1e-6)
+        hidden_blocks = 1 - torchs.to_dense().float().mean().item()  # torch before 2.15 counted pairs beyond the end, too
+        assert ours.sparsity() == pytest.approx(100 * hidden_blocks, abs=1e-4)
     assert ours.to("cpu") is ours
     assert "(0, 1)" in ours.to_string() and "mask_mod=slanted" in str(ours)
     with pytest.raises(ValueError, match="made without Q_LEN"):

@@ -270,6 +270,10 @@ double RandomProgram::value(int node, double old, std::int64_t b, std::int64_t h
       return std::cos(x[0]);
     case Op::floor:
       return std::floor(x[0]);
+    case Op::fmod:
+      return std::fmod(x[0], x[1]);
+    case Op::slope:
+      return x[0];
     case Op::detach:
       return still == nullptr ? x[0] : still->value(n.args[0], still_score, b, h, i, j);
     case Op::eq:
