@@ -127,7 +127,7 @@ if [ ! -x "$venv/bin/python" ]; then
   python3 -m venv "$venv"
 fi
 if [[ " ${todo[*]} " == *" tests/python/requirements.txt "* ]] && ! "$venv/bin/python" -c 'import torch' 2>/dev/null; then
-  echo "setup: torch brings NVIDIA's CUDA libraries: about 3 GB to download" >&2
+  echo "setup: torch brings NVIDIA's CUDA libraries: about 3 GB to download, 5 GB in $venv" >&2
 fi
 echo "setup: pip install ${todo[*]}" >&2
 log=$(mktemp)

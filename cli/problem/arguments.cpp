@@ -57,9 +57,9 @@ Arguments::Arguments(const std::vector<Flag>& flags, std::size_t max_words, int 
     const std::string name(text.substr(2, equals == text.npos ? text.npos : equals - 2));
     const auto flag = std::find_if(flags.begin(), flags.end(), [&](const Flag& f) { return f.name == name; });
     if (flag == flags.end()) {
-      std::vector<std::string_view> names;
-      for (const Flag& f : flags) names.push_back(f.name);
-      refuse("unknown flag --" + name + suggestion(name, names) + "; --help lists the flags");
+      std::vector<std::string> names;
+      for (const Flag& f : flags) names.push_back("--" + std::string(f.name));
+      refuse("unknown flag --" + name + suggestion("--" + name, {names.begin(), names.end()}) + "; --help lists the flags");
     }
     if (given_.contains(name)) refuse("--" + name + " is given twice");
     if (flag->value.empty()) {

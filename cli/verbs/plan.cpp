@@ -11,9 +11,19 @@
 namespace flash_attention::cli {
 namespace {
 
+/// With --arch a GPU that need not be here.
+bool is_typical_gpu(const Arguments& arguments) {
+  return arguments.given("arch") && arguments.text("device").starts_with("cuda");
+}
+
 DeviceInfo device_to_plan_for(const Arguments& arguments) {
-  const bool elsewhere = arguments.given("arch") && arguments.text("device").starts_with("cuda");
-  return elsewhere ? typical_gpu(arch_from(arguments.text("arch"))) : device_info(device_from(arguments));
+  return is_typical_gpu(arguments) ? typical_gpu(arch_from(arguments.text("arch"))) : device_info(device_from(arguments));
+}
+
+std::string describe_device(const Arguments& arguments, const DeviceInfo& info) {
+  if (!is_typical_gpu(arguments)) return describe(info);
+  return format("a GPU like the %s, sm_%d, %d SMs; whether one is here does not matter", info.name.c_str(), info.arch,
+                info.num_sms);
 }
 
 Json plan_to_json(const Plan& plan) {
@@ -68,8 +78,8 @@ int plan(const Arguments& arguments) {
     std::puts(json.text().c_str());
     return ok;
   }
-  std::printf("problem  %s\ndevice   %s\n\n%s\n", describe(problem).c_str(), describe(info).c_str(),
-              to_string(made).c_str());
+  std::printf("problem  %s\ndevice   %s\n\n%s\n", describe(problem).c_str(),
+              describe_device(arguments, info).c_str(), to_string(made).c_str());
   if (device_traits(info.device).streams) std::printf("\nsm_%d gets %s\n", info.arch, describe_path(info).c_str());
   std::puts("\nConsidered, in this order:");
   for (const Candidate& candidate : made.candidates) {

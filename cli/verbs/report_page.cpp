@@ -1,4 +1,5 @@
 #include <cstdio>
+#include <filesystem>
 
 #include "cli/verb.h"
 #include "cli/verbs/process.h"
@@ -11,6 +12,10 @@ namespace {
 int report(const Arguments& arguments) {
   if (arguments.words().empty()) {
     throw Error(ErrorCode::invalid_argument, "report: got no file; name the JSON files of benchmarks");
+  }
+  for (const std::string& file : arguments.words()) {
+    std::error_code error;
+    if (!std::filesystem::exists(file, error)) throw Error(ErrorCode::invalid_argument, "report: there is no file " + file);
   }
   const std::string python = find_program("python3");
   if (python.empty()) {

@@ -73,7 +73,7 @@ def test_version_is_the_one_of_the_repository(command):
     ("words", "expected"),
     [
         (["rum"], "unknown verb 'rum' (did you mean run?)"),
-        (["run", "--cusal"], "unknown flag --cusal (did you mean causal?)"),
+        (["run", "--cusal"], "unknown flag --cusal (did you mean --causal?)"),
         (["run", "--batch"], "--batch needs a value"),
         (["run", "--batch", "two"], "--batch: got 'two', allowed is a whole number"),
         (["run", "--batch", "-1"], "--batch: got '-1', allowed is a whole number from 0"),
