@@ -1,45 +1,40 @@
 """What the engines share: writing new rows to a cache in slots, and attending over its pages."""
 
+import functools
+
 import torch
 
+from flash_attention.append import append_kv
 from flash_attention.arguments.head_dim import padded_cache
 
 
-def write_slots(cache, rows, slots):
-    """Writes rows [tokens, heads, dim] to the slots of a cache in pages [pages, page_size, heads, dim].
+def write_slots(k_pages, v_pages, k, v, slots, **scales):
+    """Writes rows k and v [tokens, heads, dim] to the slots of pages [pages, page_size, heads, dim].
 
-    A slot below 0 belongs to a token that fills up a batch. Such rows leave slot 0 as it is, which engines keep for that:
-    there is no look at the slots on the host, so a CUDA graph can be captured.
+    A slot below 0 belongs to a token that fills up a batch: its row is not written. On a GPU there is no look at the slots,
+    so a CUDA graph can be captured. scales: k_scale and v_scale of pages in 8 bits.
     """
-    flat = cache.view(-1, *cache.shape[2:]) if cache.is_contiguous() else None
-    slots = slots.long()
-    used = slots.clamp(min=0)
-    kept = (slots >= 0)[:, None, None]
-    if flat is not None:
-        flat[used] = torch.where(kept, rows.to(cache.dtype), flat[used])
+    slots = slots.to(torch.int32)
+    if not slots.is_cuda:
+        used = slots >= 0
+        k, v, slots = k[used], v[used], slots[used]
+    if not len(slots):
         return
-    place = used // cache.shape[1], used % cache.shape[1]
-    cache[place] = torch.where(kept, rows.to(cache.dtype), cache[place])
+    # All pages are those of one sequence, in order.
+    append_kv(
+        k_pages, v_pages, k, v, sequences=slots.clamp(max=0), positions=slots,
+        page_table=_all_pages(len(k_pages), k_pages.device), **scales,
+    )  # fmt: skip
+
+
+@functools.lru_cache(maxsize=64)
+def _all_pages(count, device):
+    return torch.arange(count, dtype=torch.int32, device=device)[None]
 
 
 @torch.no_grad()
-def attend(
-    q, k_pages, v_pages, table, starts, lengths, longest, *, causal, window, softcap, scale, alibi_slopes, sink, out=None
-):
+def attend(q, k_pages, v_pages, table, starts, lengths, longest, **options):
     """out as q [tokens, heads, dim]; sequence b has queries starts[b] : starts[b + 1], pages table[b], lengths[b] keys."""
     return padded_cache(
-        q,
-        k_pages,
-        v_pages,
-        page_table=table,
-        cu_seqlens_q=starts,
-        max_seqlen_q=longest,
-        seqused_kv=lengths,
-        causal=causal,
-        window=window,
-        softcap=softcap,
-        scale=scale,
-        alibi_slopes=alibi_slopes,
-        sink=sink,
-        out=out,
+        q, k_pages, v_pages, page_table=table, cu_seqlens_q=starts, max_seqlen_q=longest, seqused_kv=lengths, **options
     )

@@ -1,14 +1,15 @@
 """An attention backend of vLLM: `vllm serve MODEL --attention-backend CUSTOM`.
 
 vLLM loads register() through the entry point `vllm.general_plugins`; it only fills the place that vLLM keeps for backends
-of others, and leaves it alone where another plug-in has filled it. Interface: vllm/v1/attention/backend.py of commit
-0014ca6b.
+of others, and leaves it alone if another plug-in has filled it. A version of vLLM with another interface is refused when
+this module is loaded.
 """
 
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import vllm.envs
 from vllm.v1.attention.backend import (
     AttentionBackend,
     AttentionCGSupport,
@@ -16,10 +17,27 @@ from vllm.v1.attention.backend import (
     AttentionMetadata,
     AttentionMetadataBuilder,
     AttentionType,
-    MultipleOf,
 )
 
+from flash_attention.engines import interface
 from flash_attention.engines.paged import attend, write_slots
+
+VERSIONS = "0.31.0 to 0.33.0"
+interface.check(
+    "vllm",
+    {
+        AttentionBackend.get_supported_kernel_block_sizes: "kv_cache_spec",
+        AttentionMetadataBuilder.__init__: "self kv_cache_spec layer_names vllm_config device",
+        AttentionMetadataBuilder.build: "self common_prefix_len common_attn_metadata fast_build",
+        AttentionImpl.__init__: "self num_heads head_size scale num_kv_heads alibi_slopes sliding_window kv_cache_dtype "
+        "logits_soft_cap attn_type kv_sharing_target_layer_name",
+        AttentionImpl.forward: "self layer query key value kv_cache attn_metadata output output_scale output_block_scale",
+    },
+    VERSIONS,
+)
+
+# The element type of a cache in 8 bits, which vLLM keeps as bytes.
+_CODES = {"fp8": torch.float8_e4m3fn, "fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
 
 
 def register() -> None:
@@ -31,11 +49,10 @@ def register() -> None:
 
 
 class Backend(AttentionBackend):
-    """What vLLM asks about the backend before it chooses it."""
+    """What vLLM asks about the backend before it chooses it. Pages of any size and in any layout, read in place."""
 
-    accept_output_buffer = True
     supported_dtypes = [torch.float16, torch.bfloat16, torch.float32]  # noqa: RUF012  (vLLM's own form)
-    supported_kv_cache_dtypes = ["auto", "float16", "bfloat16"]  # noqa: RUF012
+    supported_kv_cache_dtypes = ["auto", "float16", "bfloat16", *_CODES]  # noqa: RUF012
     forward_includes_kv_cache_update = True
 
     @staticmethod
@@ -50,16 +67,6 @@ class Backend(AttentionBackend):
     def get_builder_cls() -> type["Builder"]:
         return Builder
 
-    @staticmethod
-    def get_supported_kernel_block_sizes() -> list[Any]:
-        return [MultipleOf(1)]
-
-    @staticmethod
-    def get_kv_cache_shape(
-        num_blocks: int, block_size: int, num_kv_heads: int, head_size: int, cache_dtype_str: str = "auto"
-    ) -> tuple[int, ...]:
-        return (2, num_blocks, block_size, num_kv_heads, head_size)
-
     @classmethod
     def supports_head_size(cls, head_size: int) -> bool:
         return 0 < head_size <= 576
@@ -69,7 +76,15 @@ class Backend(AttentionBackend):
         return True
 
     @classmethod
+    def supports_sliding_window(cls) -> bool:
+        return True
+
+    @classmethod
     def supports_non_causal(cls) -> bool:
+        return True
+
+    @classmethod
+    def supports_batch_invariance(cls) -> bool:
         return True
 
     @classmethod
@@ -93,7 +108,8 @@ class Metadata(AttentionMetadata):
 class Builder(AttentionMetadataBuilder[Metadata]):
     """Keeps what vLLM has put together; nothing is planned or copied."""
 
-    # A graph is captured for one number of queries a sequence; lengths and tables may differ at each replay.
+    # A graph is captured for one number of queries a sequence, one or those of a speculative step; lengths and tables may
+    # differ at each replay.
     _cudagraph_support = AttentionCGSupport.UNIFORM_BATCH
 
     def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device) -> None:
@@ -135,15 +151,17 @@ class Impl(AttentionImpl[Metadata]):
             raise NotImplementedError(f"attn_type: got {attn_type}; only decoders are supported")
         if kv_cache_dtype not in Backend.supported_kv_cache_dtypes:
             allowed = ", ".join(Backend.supported_kv_cache_dtypes)
-            raise NotImplementedError(f"kv_cache_dtype: got {kv_cache_dtype}, allowed: {allowed}")
+            raise NotImplementedError(f"kv_cache_dtype: got {kv_cache_dtype}; allowed are {allowed}")
         self.num_heads, self.head_size, self.scale = num_heads, head_size, float(scale)
         self.num_kv_heads = num_kv_heads or num_heads
         self.kv_cache_dtype = kv_cache_dtype
+        self.codes = _CODES.get(kv_cache_dtype)
         self.kv_sharing_target_layer_name = kv_sharing_target_layer_name
-        self.window = (-1, -1) if sliding_window is None else (sliding_window - 1, 0)
+        self.window = None if sliding_window is None else sliding_window - 1  # vLLM counts the key of the query, too
         self.softcap = logits_soft_cap or 0.0
         self.alibi_slopes = None if alibi_slopes is None else torch.tensor(alibi_slopes, dtype=torch.float32)
         self.sinks = sinks
+        self.invariant = vllm.envs.VLLM_BATCH_INVARIANT
 
     def forward(
         self,
@@ -157,19 +175,28 @@ class Impl(AttentionImpl[Metadata]):
         output_scale: torch.Tensor | None = None,
         output_block_scale: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Writes key and value to their slots, attends, and leaves the result in output."""
+        """Writes key and value to their slots, attends, and leaves the result in output.
+
+        kv_cache: [num_blocks, num_kv_heads, block_size, 2 * head_size], a key and then its value, in any strides.
+        """
         if output_scale is not None or output_block_scale is not None:
             raise NotImplementedError("output_scale: results are not quantised")
         if attn_metadata is None:  # vLLM measures memory
             return output.fill_(0)
         tokens = attn_metadata.num_actual_tokens
-        k_pages, v_pages = kv_cache.unbind(0)
+        pages = kv_cache if self.codes is None else kv_cache.view(self.codes)
+        k_pages, v_pages = pages.transpose(1, 2).split(self.head_size, dim=-1)
+        scales = {}
+        if self.codes is not None:
+            scales = {"k_scale": layer._k_scale.reshape(1), "v_scale": layer._v_scale.reshape(1)}
         if key is not None and value is not None and self.kv_sharing_target_layer_name is None:
-            slots = attn_metadata.slot_mapping[:tokens]
-            write_slots(k_pages, key[:tokens].view(tokens, self.num_kv_heads, self.head_size), slots)
-            write_slots(v_pages, value[:tokens].view(tokens, self.num_kv_heads, self.head_size), slots)
+            rows = [x[:tokens].view(tokens, self.num_kv_heads, self.head_size) for x in (key, value)]
+            write_slots(k_pages, v_pages, *rows, attn_metadata.slot_mapping[:tokens], **scales)
         if self.alibi_slopes is not None and self.alibi_slopes.device != query.device:
             self.alibi_slopes = self.alibi_slopes.to(query.device)
+        causal, window = attn_metadata.causal, (-1, -1)
+        if self.window is not None:
+            window = (self.window, 0 if causal else self.window)
         attend(
             query[:tokens].view(tokens, self.num_heads, self.head_size),
             k_pages,
@@ -178,12 +205,14 @@ class Impl(AttentionImpl[Metadata]):
             attn_metadata.query_start_loc,
             attn_metadata.seq_lens,
             attn_metadata.max_query_len,
-            causal=attn_metadata.causal,
-            window=self.window,
+            causal=causal,
+            window=window,
             softcap=self.softcap,
             scale=self.scale,
             alibi_slopes=self.alibi_slopes,
             sink=self.sinks,
+            invariant=self.invariant,
             out=output[:tokens].view(tokens, self.num_heads, self.head_size),
+            **scales,
         )
         return output
