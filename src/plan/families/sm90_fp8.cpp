@@ -66,11 +66,12 @@ std::string reject(const Problem& p, const DeviceInfo& device) {
 
 std::string reject_tile(const Problem& p, const DeviceInfo& device, const TileSize& asked) {
   const auto [block_q, block_kv] = asked;
-  if (block_q != 128) return "allowed are 128 queries";
+  const std::int64_t dim = std::max(p.head_dim, p.head_dim_v);
+  if (block_q == 192 && (dim > 64 || block_kv > 128)) return "192 queries take a head_dim of up to 64 and up to 128 keys";
+  if (block_q != 128 && block_q != 192) return "allowed are 128 and 192 queries";
   if (block_kv != 64 && block_kv != 96 && block_kv != 128 && block_kv != 160 && block_kv != 192) {
     return "allowed are 64, 96, 128, 160 and 192 keys";
   }
-  const std::int64_t dim = std::max(p.head_dim, p.head_dim_v);
   if (block_kv > 96 && dim > 128) return "more than 96 keys fit in registers up to a head_dim of 128";
   const abi::ForwardConfig config = config_of(p, {block_q, block_kv});
   return abi::forward_sm90_fp8_layout(config).shared_bytes <= device.shared_bytes ? "" : "it does not fit in shared memory";
