@@ -113,7 +113,7 @@ def print_ratios(results):
         groups = {}
         for (case, which, name), row in times.items():
             ours = times.get((case, which, "ours"))
-            if name != "ours" and ours and field in ours and field in row:
+            if name != "ours" and cases.job(name) == "" and ours and field in ours and field in row:
                 groups.setdefault((name, row["case"]["dtype"], which), []).append(row[field] / ours[field])
         for (name, dtype, which), ratios in groups.items():
             mean = statistics.geometric_mean(ratios)

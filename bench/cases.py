@@ -6,6 +6,11 @@ DTYPES = ("float32", "float16", "bfloat16")
 BIASES = ("", "fixed", "learned")
 
 
+def job(baseline):
+    """What a baseline does besides attention in the type of its case. Only those of one job are compared."""
+    return next((word for word in ("fp8", "tf32") if baseline.endswith("_" + word)), "")
+
+
 @dataclass(frozen=True)
 class Case:
     batch: int

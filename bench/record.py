@@ -36,7 +36,7 @@ from report import load
 BENCH = Path(__file__).resolve().parent
 MAIN = ["ours", "sdpa_cudnn", "sdpa_flash", "triton"]
 REST = ["standard", "sdpa_math", "sdpa_efficient", "megatron_local", "megatron_fused", "megatron_core"]
-REST += ["flash_attn", "flash_attn_3"]
+REST += ["flash_attn", "flash_attn_3", "flash_attn_4", "flashinfer"]
 SPEED = ["benchmark_speed.py", "--seconds", "0.03", "--warmup", "0.01"]
 MEMORY = ["benchmark_memory.py"]
 COMPILED = ("ours", "ours_ieee", "ours_tf32", "ours_fp8", "triton", "flex", "megatron_fused")  # at their first use
@@ -64,7 +64,7 @@ STAGES = {
     "gqa": [*SPEED, "--preset", "gqa", "--baselines", *MAIN],
     "cross": [*SPEED, "--preset", "cross", "--baselines", *MAIN[:3]],
     "wide": [*SPEED, "--preset", "wide", "--baselines", *MAIN[:3], "sdpa_efficient", "flex"],
-    "fp8": [*SPEED, "--preset", "fp8", "--pass", "forward", "--baselines", "ours", "ours_fp8", "sdpa_cudnn"],
+    "fp8": [*SPEED, "--preset", "fp8", "--pass", "forward", "--baselines", "ours", "ours_fp8", "sdpa_cudnn", "flash_attn_3_fp8"],
     "mla": ["benchmark_mla.py", *TIMED, "--fp8"],
     "masks": ["benchmark_masks.py", *TIMED],
     "programs": ["benchmark_programs.py", *TIMED, "--heads", "16", "--batch", "1"],
@@ -75,7 +75,7 @@ STAGES = {
     "fp32": [*SPEED, "--preset", "fp32", "--baselines", "ours", "ours_tf32", "ours_ieee", "sdpa_efficient", "sdpa_math"],
     "options_flex": [*SPEED, "--preset", "options", "--baselines", "flex"],
     "seq_sweep": [*SPEED, "--preset", "seq_sweep", "--baselines", *MAIN, *REST],
-    "packed": [*SPEED, "--preset", "packed", "--baselines", "ours", "flash_attn", "sdpa_cudnn", "sdpa_flash"],
+    "packed": [*SPEED, "--preset", "packed", "--baselines", "ours", "flash_attn", "flashinfer", "sdpa_cudnn", "sdpa_flash"],
     "gpt3": [*SPEED, "--preset", "gpt3", "--baselines", *MAIN, *REST[:2]],
     "memory": [*MEMORY, "--preset", "seq_sweep", "--mask", "causal", "--baselines", *MAIN, *REST[:5]],
     "capacity": [*MEMORY, "--budget", "16", "--baselines", "ours", "standard", "sdpa_math", "megatron_local", "sdpa_flash"],

@@ -1,6 +1,7 @@
 """What attention is compared with. Every entry has the same signature, run(q, k, v, case) -> out on tensors of
 [batch, seq, heads, head_dim], and a reason why it cannot run a case here, empty where it can."""
 
+import functools
 import importlib.util
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -119,10 +120,14 @@ def reject_precision(case, device):
     return package.unavailable or ("" if case.dtype == "float32" and device == "cuda" else "float32 on a GPU only")
 
 
-def reject_fp8(case, device):
-    return package.unavailable or (
-        "" if case.plain and case.dtype == "bfloat16" else "full or causal, out in bfloat16 only"
-    )
+def of_fp8(reject):
+    """The same in 8 bits, for plain cases: out is bfloat16."""
+
+    def also(case, device):
+        plain = case.plain and case.dtype == "bfloat16"
+        return reject(case, device) or ("" if plain else "full or causal, out in bfloat16 only")
+
+    return also
 
 
 def triton(q, k, v, case):
@@ -146,8 +151,38 @@ def flash_attn_2(q, k, v, case):
 def flash_attn_3(q, k, v, case):
     from flash_attn_interface import flash_attn_func
 
-    out = flash_attn_func(q, k, v, causal=case.causal, window_size=operands.window_of(case), softcap=case.softcap)
-    return out[0] if isinstance(out, tuple) else out
+    return first(flash_attn_func(q, k, v, causal=case.causal, window_size=operands.window_of(case), softcap=case.softcap))
+
+
+def flash_attn_4(q, k, v, case):
+    from flash_attn.cute import flash_attn_func
+
+    window = tuple(bound if bound >= 0 else None for bound in operands.window_of(case))
+    return first(flash_attn_func(q, k, v, causal=case.causal, window_size=window, softcap=case.softcap))
+
+
+def first(results):
+    return results[0] if isinstance(results, tuple) else results
+
+
+def flashinfer(q, k, v, case):
+    rows = (tensor.reshape(-1, *tensor.shape[-2:]) for tensor in (q, k, v))
+    return flashinfer_plan(case, q.dtype, q.device).run(*rows).view(*q.shape[:-1], v.shape[-1])
+
+
+@functools.lru_cache(maxsize=1)
+def flashinfer_plan(case, dtype, device):
+    """What FlashInfer makes before the calls of a model's layers: not timed."""
+    from flashinfer import BatchPrefillWithRaggedKVCacheWrapper
+
+    plan = BatchPrefillWithRaggedKVCacheWrapper(torch.empty(384 << 20, dtype=torch.uint8, device=device), "NHD")
+    keys = torch.tensor((0, *(case.lengths or [case.seq] * case.batch))).cumsum(0).to(torch.int32).to(device)
+    queries = torch.arange(case.batch + 1, dtype=torch.int32, device=device) * case.queries if case.queries else keys
+    plan.plan(
+        queries, keys, case.heads, case.kv, case.head_dim, head_dim_vo=case.dim_v, causal=case.causal,
+        logits_soft_cap=case.softcap, q_data_type=dtype,
+    )  # fmt: skip
+    return plan
 
 
 GPU = ("cuda",)
@@ -174,12 +209,19 @@ FIXED = [
              refuse("dropout", "window", "softcap", "alibi", devices=GPU, dtypes=HALF, needs="flash_attn"), packs=True),
     Baseline("flash_attn_3", "flash_attn_interface", flash_attn_3,
              refuse("window", "softcap", devices=GPU, dtypes=HALF, needs="flash_attn_interface")),
+    Baseline("flash_attn_3_fp8", "flash_attn_interface, q, k and v in 8 bits", flash_attn_3,
+             of_fp8(refuse(devices=GPU, dtypes=HALF, needs="flash_attn_interface")), passes=("forward",),
+             element="float8_e4m3fn"),
+    Baseline("flash_attn_4", "flash_attn.cute", flash_attn_4,
+             refuse("window", "softcap", devices=GPU, dtypes=HALF, needs="flash_attn.cute")),
+    Baseline("flashinfer", "FlashInfer, ragged prefill, planned before", flashinfer,
+             refuse("softcap", devices=GPU, dtypes=HALF, needs="flashinfer"), passes=("forward",), packs=True),
     Baseline("standard", "our standard attention, the scores stored", ours("standard"), reject_ours,
              stores_scores=True),
     Baseline("ours", "flash_attention", ours(), reject_ours, packs=True),
     Baseline("ours_ieee", "flash_attention, products in float32", ours(precision="ieee"), reject_precision),
     Baseline("ours_tf32", "flash_attention, one product of tf32", ours(precision="tf32"), reject_precision),
-    Baseline("ours_fp8", "flash_attention, q, k and v in 8 bits", ours(), reject_fp8, passes=("forward",),
+    Baseline("ours_fp8", "flash_attention, q, k and v in 8 bits", ours(), of_fp8(reject_ours), passes=("forward",),
              element="float8_e4m3fn"),
 ]  # fmt: skip
 

@@ -4,7 +4,7 @@ import json
 import statistics
 from dataclasses import dataclass
 
-from cases import Case
+from cases import Case, job
 
 from .charts import Table, cell
 from .panels import OPTIONS, TAKE_PACKED, is_rung
@@ -68,6 +68,7 @@ def of_speed(results, files):
             continue
         shape, packed = Case.from_json(row["case"]).label(), row["case"]["lengths"]
         peers = others.get(identity(row), {})
+        peers = {name: peer for name, peer in peers.items() if job(name) == job(row["baseline"])}
         peers = {name: peer for name, peer in peers.items() if not packed or name in TAKE_PACKED}
         for field, where in measurements(row):
             times = {name: peer[field] for name, peer in peers.items() if field in peer}

@@ -1,5 +1,7 @@
 """Every entry computes attention: against fp64, on this machine."""
 
+import sys
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -116,6 +118,30 @@ def test_tensors_of_8_bits():
     assert out.dtype == torch.bfloat16 and (out.double().cpu() - want).abs().max() < 0.1
     assert entry.lacks("backward") == "no backward pass"
     assert "full or causal" in entry.reject(Case(1, 64, 2, 32, softcap=1.0), DEVICE)
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize(
+    ("name", "module", "stand_in"),
+    [
+        ("flash_attn_3", "flash_attn_interface", "flash_attention.flash_attn_3"),
+        ("flashinfer", "flashinfer", "flash_attention.flashinfer"),
+    ],
+)
+def test_a_package_is_called_as_it_is_meant_to_be(name, module, stand_in, causal, monkeypatch):
+    """Our modules of the same signatures take its place."""
+    monkeypatch.setitem(sys.modules, module, pytest.importorskip(stand_in))
+    baselines.flashinfer_plan.cache_clear()
+    entry = baselines.all_baselines()[name]
+    shapes = [Case(2, 40, 4, 32, heads_kv=2, causal=causal, dtype="float32", softcap=2.0)]
+    if entry.packs:
+        shapes.append(Case(2, 40, 4, 32, causal=causal, dtype="float32", lengths=(13, 40)))
+        shapes.append(Case(2, 40, 4, 32, causal=causal, dtype="float32", queries=9))
+    for case in shapes:
+        q, k, v, _ = baselines.inputs(case, entry, "cpu", needs_grad=False)
+        ours = baselines.all_baselines()["ours"]
+        torch.testing.assert_close(entry.run(q, k, v, case), ours.run(q, k, v, case), rtol=1e-4, atol=1e-5)
+    baselines.flashinfer_plan.cache_clear()
 
 
 def test_fused_softmax_is_the_separate_one():

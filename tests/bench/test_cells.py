@@ -56,6 +56,14 @@ def test_the_best_of_the_others(files):
     assert len(found) == 8 and not any(stage == "options_flex" for stage, _, _ in found)
 
 
+def test_only_the_same_job_is_compared(head):
+    case = Case(2, 8192, 16, 128)
+    names = {"ours": 2.0, "ours_fp8": 1.0, "ours_tf32": 1.5, "sdpa_cudnn": 3.0, "flash_attn_3_fp8": 1.2}
+    rows = [row(case, name, "forward", ms) for name, ms in names.items()]
+    found = {cell.name: (cell.other, cell.ratio) for cell in cells.cells([report.Results("speed", head, rows)])}
+    assert found == {"ours": ("sdpa_cudnn", 1.5), "ours_fp8": ("flash_attn_3_fp8", 1.2), "ours_tf32": ("", None)}
+
+
 def test_an_option_is_set_beside_the_plain_problem(head):
     window = Case(2, 8192, 16, 128, causal=True, window=1024)
     plain = Case(2, 8192, 16, 128, causal=True)

@@ -45,6 +45,11 @@ TEST_P(BackwardTf32Accuracy, OfOneProduct) {
 }
 INSTANTIATE_TEST_SUITE_P(Draws, BackwardTf32Accuracy, ::testing::ValuesIn(accuracy_cases()), case_name);
 
+TEST(BackwardTf32Numbers, TinyValuesKeepTheirBits) {
+  expect_fast_errors(accuracy_cases().front(), DeviceKind::emulator, Pass::backward, "backward/portable", "backward/tf32",
+                     {&Results::dq, &Results::dk, &Results::dv}, 0x1p-99);
+}
+
 /// Infinite and huge numbers mean what they mean in fp32.
 TEST(BackwardTf32Numbers, AreThoseOfFp32) {
   for (const ExtremeCase& extreme : extreme_cases()) {

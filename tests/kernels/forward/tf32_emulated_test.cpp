@@ -24,6 +24,11 @@ TEST_P(ForwardTf32Accuracy, OfOneProduct) {
 }
 INSTANTIATE_TEST_SUITE_P(Draws, ForwardTf32Accuracy, ::testing::ValuesIn(accuracy_cases()), case_name);
 
+TEST(ForwardTf32Numbers, TinyValuesKeepTheirBits) {
+  expect_fast_errors(accuracy_cases().front(), DeviceKind::emulator, Pass::forward, "forward/portable", "forward/tf32",
+                     {&Results::out}, 0x1p-99);
+}
+
 /// Infinite and huge numbers mean what they mean in fp32.
 TEST(ForwardTf32Numbers, AreThoseOfFp32) {
   for (const ExtremeCase& extreme : extreme_cases()) {
