@@ -29,6 +29,15 @@ __device__ __forceinline__ float finish_row(float max, float sum, float sink, fl
   return sum == 0 ? 0 : (factor == 0 ? smallest : factor);
 }
 
+/// The log-sum-exp of a row whose maximum is max * scale, from the sum that is relative to it, rounded once: by way of powers
+/// of two its product with two constants is rounded three times, each time by 2^-24 of its size.
+__device__ __forceinline__ float exact_lse(float max, float scale, float sum, float sink) {
+  if (sum == 0) return sink;
+  const float scaled = max * scale;
+  if (sink <= scaled) return ptx::fma(max, scale, log(sum + exp(sink - scaled)));
+  return sink + log(ptx::fma(sum, exp(scaled - sink), 1));
+}
+
 /// Beyond this, in powers of two, the rounding error of a row's maximum would show next to that of 16-bit probabilities.
 constexpr float large_reference = 4096.0f;
 
@@ -85,12 +94,15 @@ struct RowState {
     }
   }
 
+  __device__ __forceinline__ float total(int half) const {
+    return reduce_quad(sum[half], [](float a, float b) { return a + b; });
+  }
+
   /// finish_row() for row `half`.
   template <int log2_P_scale = 0>
   __device__ __forceinline__ float finish(int half, float scale_log2, float sink, float& lse) const {
-    const float total = reduce_quad(sum[half], [](float a, float b) { return a + b; });
     const float scaled_max = max[half] == -infinity ? -infinity : max[half] * scale_log2 - log2_P_scale;
-    return finish_row(scaled_max, total, sink, lse);
+    return finish_row(scaled_max, total(half), sink, lse);
   }
 };
 

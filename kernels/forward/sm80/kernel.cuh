@@ -329,6 +329,9 @@ __device__ __forceinline__ void ForwardSm80<config>::finish() {
       const int row = warp_row + 16 * m + place.row + 8 * half, i = q_begin + row;
       const bool used = i < sequence.len_q;
       float factor = rows[m].template finish<log2_P_scale>(half, scale_log2, used ? sink : -tile::infinity, lse[m][half]);
+      if constexpr (split) {
+        lse[m][half] = tile::exact_lse(rows[m].max[half], score.unit_scale(), rows[m].total(half), sink);
+      }
       if constexpr (features.dropout) factor *= args.keep_scale;
       if (!used) factor = 0, lse[m][half] = -tile::infinity;
       if (args.lse != nullptr && place.column == 0 && i < sequence.rows_q) {
