@@ -101,8 +101,9 @@ struct RowState {
   /// finish_row() for row `half`.
   template <int log2_P_scale = 0>
   __device__ __forceinline__ float finish(int half, float scale_log2, float sink, float& lse) const {
+    const float row_total = total(half);
     const float scaled_max = max[half] == -infinity ? -infinity : max[half] * scale_log2 - log2_P_scale;
-    return finish_row(scaled_max, total(half), sink, lse);
+    return finish_row(scaled_max, row_total, sink, lse);
   }
 };
 
