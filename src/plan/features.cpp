@@ -1,7 +1,6 @@
 #include "plan/features.h"
 
 #include "plan/program.h"
-#include "program/program.h"
 
 namespace flash_attention::plan {
 
@@ -12,37 +11,40 @@ static_assert(static_cast<int>(abi::Type::bfloat16) == static_cast<int>(Dtype::b
               static_cast<int>(abi::Type::int8) == static_cast<int>(Dtype::int8));
 
 abi::Features features_of(const Problem& p) {
-  const auto program = p.program.empty() ? std::make_shared<const program::Program>() : program::parsed(p.program);
-  return {.dtype = static_cast<abi::Type>(p.dtype),
-          .bias_dtype = p.bias.present ? static_cast<abi::Type>(p.bias.dtype) : abi::Type::float32,
-          .packed = p.packed,
-          .seqused_q = p.seqused_q,
-          .seqused_kv = p.seqused_kv,
-          .key_lengths = p.key_lengths,
-          .left_padding = p.left_padding,
-          .paged = p.page_size != 0,
-          .window_left = p.window_left >= 0,
-          .window_right = p.window_right >= 0,
-          .chunk = p.attention_chunk != 0,
-          .top_left = p.alignment == Alignment::top_left && (p.window_left >= 0 || p.window_right >= 0),
-          .softcap = p.softcap > 0,
-          .bias = p.bias.present,
-          .alibi = p.alibi,
-          .mask = p.mask.present,
-          .dropout = p.dropout_p > 0,
-          .sink = p.sink,
-          .hidden_bounds = p.hidden_rows.bounds,
-          .block_mask = p.block_mask.block_q != 0,
-          .score_program = program->score >= 0,
-          .score_hides = program->score >= 0 && program_traits(p).hides,
-          .mask_program = program->visible >= 0,
-          .kv_dtype = *p.kv_dtype == p.dtype ? abi::Type::float32 : static_cast<abi::Type>(*p.kv_dtype),
-          .kv_scales = p.kv_scales != ScaleKind::none,
-          .token_scales = p.kv_scales == ScaleKind::token,
-          .latent = p.latent,
-          .narrow_queries = *p.q_dtype != p.dtype,
-          .q_scales = p.q_scales != ScaleKind::none,
-          .one_product = p.precision == Precision::tf32};
+  abi::Features features{.dtype = static_cast<abi::Type>(p.dtype),
+                         .bias_dtype = p.bias.present ? static_cast<abi::Type>(p.bias.dtype) : abi::Type::float32,
+                         .packed = p.packed,
+                         .seqused_q = p.seqused_q,
+                         .seqused_kv = p.seqused_kv,
+                         .key_lengths = p.key_lengths,
+                         .left_padding = p.left_padding,
+                         .paged = p.page_size != 0,
+                         .window_left = p.window_left >= 0,
+                         .window_right = p.window_right >= 0,
+                         .chunk = p.attention_chunk != 0,
+                         .top_left = p.alignment == Alignment::top_left && (p.window_left >= 0 || p.window_right >= 0),
+                         .softcap = p.softcap > 0,
+                         .bias = p.bias.present,
+                         .alibi = p.alibi,
+                         .mask = p.mask.present,
+                         .dropout = p.dropout_p > 0,
+                         .sink = p.sink,
+                         .hidden_bounds = p.hidden_rows.bounds,
+                         .block_mask = p.block_mask.block_q != 0,
+                         .kv_dtype = *p.kv_dtype == p.dtype ? abi::Type::float32 : static_cast<abi::Type>(*p.kv_dtype),
+                         .kv_scales = p.kv_scales != ScaleKind::none,
+                         .token_scales = p.kv_scales == ScaleKind::token,
+                         .latent = p.latent,
+                         .narrow_queries = *p.q_dtype != p.dtype,
+                         .q_scales = p.q_scales != ScaleKind::none,
+                         .one_product = p.precision == Precision::tf32};
+  if (!p.program.empty()) {
+    const ProgramTraits program = program_traits(p);
+    features.score_program = program.score;
+    features.score_hides = program.score && program.hides;
+    features.mask_program = program.visible;
+  }
+  return features;
 }
 
 abi::Features row_features(const abi::Features& features) {

@@ -1,6 +1,9 @@
 #include "plan/kernel_table.h"
 
 #include <algorithm>
+#include <array>
+#include <utility>
+#include <variant>
 #include <vector>
 
 #include "flash_attention/error.h"
@@ -24,60 +27,87 @@ std::span<const KernelEntry> kernel_table() {
   return table;
 }
 
-std::string missing_option(const KernelEntry& entry, const Problem& problem) {
-  if (*problem.kv_dtype != problem.dtype && !entry.narrow_keys) return "takes no keys and values of 8 bits";
-  if (problem.latent && !entry.latent) return "takes no latent keys";
-  if (*problem.q_dtype != problem.dtype && !entry.narrow_queries) return "takes no queries of 8 bits";
-  if (problem.hidden_rows.bounds != 0 && !entry.hidden_rows) return "takes no hidden rows";
-  if (problem.block_mask.block_q != 0 && !entry.block_mask) return "takes no block mask";
-  if (!problem.program.empty() && !entry.programs) return "takes no program";
+std::string missing_option(const KernelEntry& entry, const Request& request) {
+  const Problem& problem = request.problem;
+  const abi::Features& features = request.features;
+  const Capabilities& takes = entry.takes;
+  if (*problem.kv_dtype != problem.dtype && !takes.narrow_keys) return "takes no keys and values of 8 bits";
+  if (features.latent && !takes.latent) return "takes no latent keys";
+  if (features.narrow_queries && !takes.narrow_queries) return "takes no queries of 8 bits";
+  if (features.hidden_bounds != 0 && !takes.hidden_rows) return "takes no hidden rows";
+  if (features.block_mask && !takes.block_mask) return "takes no block mask";
+  if (!problem.program.empty() && !takes.programs) return "takes no program";
   return {};
 }
 
 namespace {
 
-bool serves(const KernelEntry& entry, Pass pass, const DeviceInfo& device) {
-  return entry.pass == pass && device_traits(entry.device).gpu_kernels == device_traits(device.device).gpu_kernels;
+using Rows = std::vector<const KernelEntry*>;
+
+/// The rows that serve a pass on a GPU or a CPU, in their order.
+const Rows& rows_of(Pass pass, bool gpu) {
+  static const auto& by_pass = *[] {
+    auto& rows = *new std::array<std::array<Rows, 2>, 4>;  // never destroyed, as the table
+    for (const KernelEntry& entry : kernel_table())
+      rows[static_cast<std::size_t>(entry.pass)][device_traits(entry.device).gpu_kernels].push_back(&entry);
+    return &rows;
+  }();
+  return by_pass[static_cast<std::size_t>(pass)][gpu];
 }
 
-std::string reject(const KernelEntry& entry, const Problem& problem, const DeviceInfo& device) {
-  if (problem.page_size != 0 && !entry.pages) return "takes no pages";
-  if (problem.left_padding && !entry.left_padding) return "takes no left padding";
+std::string missing_capability(const KernelEntry& entry, const Request& request, bool gpu) {
+  const Problem& problem = request.problem;
+  if (request.features.paged && !entry.takes.pages) return "takes no pages";
+  if (request.features.left_padding && !entry.takes.left_padding) return "takes no left padding";
   if (problem.invariant && entry.pass == Pass::forward) {
-    if (!entry.invariant) return "bits of a row depend on the call";
-    if (device_traits(entry.device).gpu_kernels && problem.seq_kv > max_invariant_keys) {
+    if (!entry.takes.invariant) return "bits of a row depend on the call";
+    if (gpu && problem.seq_kv > max_invariant_keys) {
       return "takes at most " + std::to_string(max_invariant_keys) + " keys where bits are invariant";
     }
   }
-  const std::string option = missing_option(entry, problem);
-  return option.empty() ? entry.reject(problem, device) : option;
+  return missing_option(entry, request);
 }
 
-/// Whether forward/sm90 or forward/sm80 takes the problem.
-bool prefill_takes(const Problem& problem, const DeviceInfo& device) {
-  for (auto family : {sm90_kernels, sm80_kernels}) {
-    for (const KernelEntry& entry : family()) {
-      if (entry.pass == Pass::forward && reject(entry, problem, device).empty()) return true;
+/// The kernels' answers to one request: each is asked at most once.
+class Answers {
+ public:
+  Answers(const Request& request, bool gpu) : request_(request), gpu_(gpu) {}
+
+  Answer take(const KernelEntry& entry) {
+    for (auto& [asked, answer] : known_) {
+      if (asked == &entry) return std::move(answer);
     }
+    return ask(entry);
   }
-  return false;
-}
 
-std::string reject_tile(const KernelEntry& entry, const Problem& problem, const DeviceInfo& device, const TileSize& tile) {
-  if (entry.reject_tile == nullptr) return "its tile cannot be set";
-  if (problem.invariant) return "tile: bits that are invariant have one tile";
-  std::string reason = entry.reject_tile(problem, device, tile);
-  return reason.empty()
-             ? reason
-             : "tile: got (" + std::to_string(tile.block_q) + ", " + std::to_string(tile.block_kv) + "), " + reason;
-}
+  /// Whether a kernel for many queries, further down the table, takes the request.
+  bool some_prefill_takes_it(const Rows& rows) {
+    for (const KernelEntry* entry : rows) {
+      if (!entry->prefill) continue;
+      const auto found = std::ranges::find(known_, entry, &std::pair<const KernelEntry*, Answer>::first);
+      const Answer& answer = found != known_.end() ? found->second : known_.emplace_back(entry, ask(*entry)).second;
+      if (std::holds_alternative<Offer>(answer)) return true;
+    }
+    return false;
+  }
 
-std::string names_of(Pass pass, const DeviceInfo& device) {
+ private:
+  Answer ask(const KernelEntry& entry) const {
+    std::string missing = missing_capability(entry, request_, gpu_);
+    if (!missing.empty()) return Refusal{std::move(missing)};
+    return entry.plan(request_);
+  }
+
+  const Request& request_;
+  bool gpu_;
+  std::vector<std::pair<const KernelEntry*, Answer>> known_;
+};
+
+std::string names_of(const Rows& rows) {
   std::string names;
-  for (const KernelEntry& entry : kernel_table()) {
-    if (!serves(entry, pass, device)) continue;
+  for (const KernelEntry* entry : rows) {
     if (!names.empty()) names += ", ";
-    names += entry.name;
+    names += entry->name;
   }
   return names.empty() ? "none" : names;
 }
@@ -85,28 +115,34 @@ std::string names_of(Pass pass, const DeviceInfo& device) {
 }  // namespace
 
 Plan choose(const Problem& problem, Pass pass, const DeviceInfo& device, std::string_view asked) {
-  const auto [kernel, tile, part] = parse_request(asked);
+  const auto [kernel, tile, part] = parse_kernel(asked);
+  Request request = make_request(problem, device);
+  request.tile = tile, request.part = part;
+  const bool gpu = device_traits(device.device).gpu_kernels;
+  const Rows& rows = rows_of(pass, gpu);
+  Answers answers(request, gpu);
   std::vector<Candidate> candidates;
   bool found = false;
-  for (const KernelEntry& entry : kernel_table()) {
-    if (!serves(entry, pass, device)) continue;
+  for (const KernelEntry* row : rows) {
+    const KernelEntry& entry = *row;
     if (kernel.empty() ? !entry.automatic : entry.name != kernel) continue;
     found = true;
-    std::string reason = reject(entry, problem, device);
-    if (reason.empty() && kernel.empty() && entry.yield != nullptr) {
-      std::string better = entry.yield(problem, device);
-      if (!better.empty() && prefill_takes(problem, device)) reason = std::move(better);
-    }
-    if (reason.empty() && tile) reason = reject_tile(entry, problem, device, *tile);
-    if (reason.empty() && part) {
-      reason = entry.reject_part == nullptr ? "does no parts of a pass" : entry.reject_part(problem, device, *part);
+    Answer answer = answers.take(entry);
+    Offer* const offer = std::get_if<Offer>(&answer);
+    std::string reason;
+    if (offer == nullptr) {
+      reason = std::move(std::get<Refusal>(answer).reason);
+    } else if (kernel.empty() && !offer->prefers_prefill.empty() && answers.some_prefill_takes_it(rows)) {
+      reason = offer->prefers_prefill;
+    } else if (tile && !entry.takes.tile) {
+      reason = "its tile cannot be set";
+    } else if (part && !entry.takes.parts) {
+      reason = "does no parts of a pass";
     }
     const bool chosen = reason.empty();
     candidates.push_back({std::string(entry.name), std::move(reason)});
     if (!chosen) continue;
-    Plan plan = tile   ? entry.lay_out_tile(problem, device, *tile)
-                : part ? entry.lay_out_part(problem, device, *part)
-                       : entry.lay_out(problem, device);
+    Plan plan = std::move(offer->plan);
     plan.kernel = entry.name;
     plan.pass = pass;
     plan.tensor_maps = entry.tensor_maps;
@@ -118,8 +154,8 @@ Plan choose(const Problem& problem, Pass pass, const DeviceInfo& device, std::st
   }
   const std::string where = std::string(to_string(pass)) + " on " + to_string(device.device);
   if (!found && !kernel.empty()) {
-    throw Error(ErrorCode::invalid_argument, "kernel: '" + std::string(kernel) + "' does not exist for " + where +
-                                                 "; there are: " + names_of(pass, device));
+    throw Error(ErrorCode::invalid_argument,
+                "kernel: '" + std::string(kernel) + "' does not exist for " + where + "; there are: " + names_of(rows));
   }
   std::string message = "no kernel for " + where + " takes this problem";
   for (const Candidate& candidate : candidates) message += "; " + candidate.kernel + ": " + candidate.reason;

@@ -9,41 +9,36 @@
 
 namespace flash_attention::plan {
 
-/// One row of the capability table: what a kernel can do, and how a problem is laid out for it.
-/// The planner takes the first row of the table that serves the pass and the device and does not reject the problem.
+/// Options that kernels have or do not have, whatever the sizes. The planner checks them for all kernels.
+struct Capabilities {
+  bool pages = false;           // K and V in pages
+  bool left_padding = false;    // Problem::left_padding
+  bool invariant = false;       // forward: Problem::invariant
+  bool hidden_rows = false;     // Problem::hidden_rows
+  bool block_mask = false;      // Problem::block_mask
+  bool programs = false;        // Problem::program
+  bool narrow_keys = false;     // K and V in 8 bits
+  bool narrow_queries = false;  // Q in 8 bits
+  bool latent = false;          // keys that begin with their values
+  bool tile = false;            // Request::tile
+  bool parts = false;           // Request::part
+};
+
+/// One row of the kernel table. The planner takes the first row that serves the pass and the device and offers a plan.
 struct KernelEntry {
   std::string_view name;
   Pass pass;
   DeviceKind device;  // rows for cuda serve the emulator too
   std::string_view requirements;
+  Capabilities takes{};
   bool automatic = true;        // false: only when requested by name (the ladder)
-  bool pages = false;           // takes K and V in pages
-  bool left_padding = false;    // takes Problem::left_padding
-  bool invariant = false;       // forward: serves Problem::invariant
-  bool hidden_rows = false;     // takes Problem::hidden_rows
-  bool block_mask = false;      // takes Problem::block_mask
-  bool programs = false;        // takes Problem::program
-  bool narrow_keys = false;     // takes K and V in 8 bits
-  bool narrow_queries = false;  // takes Q in 8 bits
-  bool latent = false;          // takes keys that begin with their values
+  bool prefill = false;         // a kernel for many queries: what Offer::prefers_prefill means
   bool counts_repairs = false;  // adds to Options::repairs
   TensorMapSet tensor_maps = TensorMapSet::none;
 
-  /// Why the kernel cannot take the (normalised) problem; empty where it can.
-  std::string (*reject)(const Problem& problem, const DeviceInfo& device);
-  /// Block sizes, launches and workspace of a plan. The planner adds what is the same for every kernel.
-  Plan (*lay_out)(const Problem& problem, const DeviceInfo& device);
-  /// Why a tile of so many queries and keys does not fit; empty where it does. Null: the kernel's tile cannot be set.
-  std::string (*reject_tile)(const Problem& problem, const DeviceInfo& device, const TileSize& tile) = nullptr;
-  /// lay_out with that tile.
-  Plan (*lay_out_tile)(const Problem& problem, const DeviceInfo& device, const TileSize& tile) = nullptr;
-  /// Why a pass cannot be done in parts; empty where it can. Null: never.
-  std::string (*reject_part)(const Problem& problem, const DeviceInfo& device, const BackwardPart& part) = nullptr;
-  /// lay_out of a part.
-  Plan (*lay_out_part)(const Problem& problem, const DeviceInfo& device, const BackwardPart& part) = nullptr;
-  /// Why a kernel for many queries is better, where one of forward/sm90 and forward/sm80 takes the problem; empty where
-  /// this one is. Not asked where the kernel is named. Null: it is.
-  std::string (*yield)(const Problem& problem, const DeviceInfo& device) = nullptr;
+  /// A plan (block sizes, launches, workspace), or why the kernel cannot take the request. The planner adds what is the
+  /// same for every kernel.
+  Answer (*plan)(const Request& request);
 };
 
 // The families, each in a separate file; kernel_table.cpp puts them in order, the fastest first.
@@ -65,7 +60,7 @@ int cpu_block_q(CpuIsa isa);
 std::span<const KernelEntry> kernel_table();
 
 /// An option of the problem that the kernel does not have at all, whatever the sizes; empty if there is none.
-std::string missing_option(const KernelEntry& entry, const Problem& problem);
+std::string missing_option(const KernelEntry& entry, const Request& request);
 
 /// Keys of a split, where splits are fixed: the end of one costs as much as some tiles, of narrow heads more of them.
 constexpr std::int64_t invariant_split_keys(const Problem& problem) {
@@ -75,7 +70,7 @@ constexpr std::int64_t invariant_split_keys(const Problem& problem) {
 constexpr std::int64_t max_invariant_keys = 524288;
 
 /// Whether decode/sm80 is the kernel of all calls like this one, where bits are invariant, of whatever size.
-bool decode_serves_invariant(const Problem& problem, const DeviceInfo& device);
+bool decode_serves_invariant(const Request& request);
 
 /// The planner proper: the problem is validated and normalised.
 Plan choose(const Problem& problem, Pass pass, const DeviceInfo& device, std::string_view asked);

@@ -4,6 +4,7 @@
 #include <charconv>
 
 #include "flash_attention/error.h"
+#include "plan/features.h"
 
 namespace flash_attention::plan {
 namespace {
@@ -33,7 +34,7 @@ std::optional<BackwardPart> parse_part(std::string_view text) {
 
 }  // namespace
 
-Request parse_request(std::string_view text) {
+NamedKernel parse_kernel(std::string_view text) {
   const std::size_t mark = text.find('@');
   if (mark == std::string_view::npos) return {text, std::nullopt, std::nullopt};
   const std::string_view kernel = text.substr(0, mark), asked = text.substr(mark + 1);
@@ -42,6 +43,14 @@ Request parse_request(std::string_view text) {
   if (tile && (*tile)[0] > 0 && (*tile)[1] > 0) return {kernel, TileSize{(*tile)[0], (*tile)[1]}, std::nullopt};
   throw Error(ErrorCode::invalid_argument,
               "tile: got '" + std::string(asked) + "', allowed: queries and keys, such as 128x64");
+}
+
+Request make_request(const Problem& problem, const DeviceInfo& device) {
+  return {problem, device, features_of(problem), program_traits(problem), std::nullopt, std::nullopt};
+}
+
+Refusal refuse_tile(const TileSize& tile, const std::string& reason) {
+  return {"tile: got (" + std::to_string(tile.block_q) + ", " + std::to_string(tile.block_kv) + "), " + reason};
 }
 
 }  // namespace flash_attention::plan

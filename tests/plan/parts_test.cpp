@@ -29,20 +29,20 @@ std::string part_refusal(const Problem& problem, const std::string& part) {
 }
 
 TEST(BackwardParts, AreReadFromTheNameOfAKernel) {
-  const auto rows = plan::parse_request("backward/sm90@rows:4096");
+  const auto rows = plan::parse_kernel("backward/sm90@rows:4096");
   EXPECT_EQ(rows.kernel, "backward/sm90");
   EXPECT_FALSE(rows.tile.has_value());
   EXPECT_EQ(rows.part->kind, BackwardPart::Kind::rows);
   EXPECT_EQ(rows.part->rows, 4096);
-  EXPECT_EQ(plan::parse_request("@dq:64").part->kind, BackwardPart::Kind::dq);
-  const auto block = plan::parse_request("backward/sm90@block:4096+2048/3").part;
+  EXPECT_EQ(plan::parse_kernel("@dq:64").part->kind, BackwardPart::Kind::dq);
+  const auto block = plan::parse_kernel("backward/sm90@block:4096+2048/3").part;
   EXPECT_EQ(block->kind, BackwardPart::Kind::block);
   EXPECT_EQ(block->rows, 4096);
   EXPECT_EQ(block->first, 2048);
   EXPECT_EQ(block->number, 3);
   for (const char* wrong : {"@rows:", "@rows:-1", "@rows:64x64", "@block:64", "@block:64+0", "@block:64+0/",
                             "@block:64+0/1/", "@block:64+-64/0", "@dq", "@row:64"}) {
-    EXPECT_THROW(plan::parse_request(wrong), Error) << wrong;
+    EXPECT_THROW(plan::parse_kernel(wrong), Error) << wrong;
   }
 }
 

@@ -171,7 +171,8 @@ TEST(PlanProperties, CapabilityTableIsTrue) {
       for (const plan::KernelEntry& entry : plan::kernel_table()) {
         const DeviceKind kind = device.device.kind == DeviceKind::emulator ? DeviceKind::cuda : device.device.kind;
         if (entry.device != kind) continue;
-        const bool rejects = !entry.reject(api::normalise(problem, entry.pass), device).empty();
+        const Problem normalised = api::normalise(problem, entry.pass);
+        const bool rejects = std::holds_alternative<plan::Refusal>(entry.plan(plan::make_request(normalised, device)));
         try {
           EXPECT_EQ(make_plan(problem, entry.pass, device, entry.name).kernel, entry.name);
           EXPECT_FALSE(rejects) << entry.name;

@@ -22,15 +22,15 @@ std::string refusal(const Problem& problem, Pass pass, int arch, const std::stri
 }
 
 TEST(Tile, IsReadFromTheNameOfAKernel) {
-  EXPECT_EQ(plan::parse_request("forward/sm80").kernel, "forward/sm80");
-  EXPECT_FALSE(plan::parse_request("forward/sm80").tile.has_value());
-  const plan::Request request = plan::parse_request("forward/sm80@64x128");
+  EXPECT_EQ(plan::parse_kernel("forward/sm80").kernel, "forward/sm80");
+  EXPECT_FALSE(plan::parse_kernel("forward/sm80").tile.has_value());
+  const plan::NamedKernel request = plan::parse_kernel("forward/sm80@64x128");
   EXPECT_EQ(request.kernel, "forward/sm80");
   EXPECT_EQ(request.tile->block_q, 64);
   EXPECT_EQ(request.tile->block_kv, 128);
-  EXPECT_EQ(plan::parse_request("@64x32").kernel, "");
+  EXPECT_EQ(plan::parse_kernel("@64x32").kernel, "");
   for (const char* wrong : {"@", "@64", "@64x", "@x64", "@64x64x", "@0x64", "@64x-1", "@64 x64", "@99999999999x64"}) {
-    EXPECT_THROW(plan::parse_request(wrong), Error) << wrong;
+    EXPECT_THROW(plan::parse_kernel(wrong), Error) << wrong;
   }
 }
 

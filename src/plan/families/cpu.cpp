@@ -78,8 +78,6 @@ std::int64_t key_places(const Problem& problem, int unit) {
   return problem.heads_kv * cpu_places(problem.packed, problem.batch, problem.seq_kv, problem.total_kv, unit);
 }
 
-std::string takes_all(const Problem&, const DeviceInfo&) { return {}; }
-
 /// Whether cpu/decode multiplies pairs of bfloat16 as they are.
 bool decodes_pairs(const Problem& problem, const DeviceInfo& device) {
   return device.isa == CpuIsa::avx512_bf16 && problem.dtype == Dtype::bfloat16 && problem.head_dim % 32 == 0 &&
@@ -100,7 +98,7 @@ std::string reject_decode(const Problem& problem, const DeviceInfo& device) {
   return std::to_string(rows) + " query rows fill the lanes of cpu/prefill, and K and V stay in the caches";
 }
 
-std::string reject_backward_decode(const Problem& problem, const DeviceInfo&) {
+std::string reject_backward_decode(const Problem& problem) {
   const std::int64_t rows = group(problem) * problem.seq_q;
   return rows <= cpu_backward_decode_rows ? std::string() : too_many_rows(cpu_backward_decode_rows, rows);
 }
@@ -294,13 +292,25 @@ Plan lay_out_standard(const Problem& problem, const DeviceInfo& device, bool bac
   return plan;
 }
 
-Plan lay_out_standard_forward(const Problem& problem, const DeviceInfo& device) {
-  return lay_out_standard(problem, device, false);
+Answer plan_forward_bfloat16(const Request& r) {
+  return offer_unless(reject_forward_bfloat16(r.problem, r.device), [&] { return lay_out_bfloat16(r.problem, r.device); });
 }
+Answer plan_decode(const Request& r) {
+  return offer_unless(reject_decode(r.problem, r.device), [&] { return lay_out_decode(r.problem, r.device); });
+}
+Answer plan_forward(const Request& r) { return Offer{lay_out_forward(r.problem, r.device)}; }
 
-Plan lay_out_standard_backward(const Problem& problem, const DeviceInfo& device) {
-  return lay_out_standard(problem, device, true);
+Answer plan_backward_bfloat16(const Request& r) {
+  return offer_unless(reject_backward_bfloat16(r.problem, r.device),
+                      [&] { return lay_out_backward_bfloat16(r.problem, r.device); });
 }
+Answer plan_backward_decode(const Request& r) {
+  return offer_unless(reject_backward_decode(r.problem), [&] { return lay_out_backward_decode(r.problem, r.device); });
+}
+Answer plan_backward(const Request& r) { return Offer{lay_out_backward(r.problem, r.device)}; }
+
+Answer plan_standard_forward(const Request& r) { return Offer{lay_out_standard(r.problem, r.device, false)}; }
+Answer plan_standard_backward(const Request& r) { return Offer{lay_out_standard(r.problem, r.device, true)}; }
 
 constexpr std::array<KernelEntry, 8> entries{{
     {.name = "cpu/bfloat16",
@@ -309,83 +319,61 @@ constexpr std::array<KernelEntry, 8> entries{{
      .requirements = "AMX or AVX512-BF16; bfloat16; head dimensions that are multiples of 8; at least 17 query rows of a "
                      "key head (seq_q * heads_q / heads_kv), 5 "
                      "with AMX, 17 keys and 576 scores; with AVX512-BF16 not what cpu/decode multiplies in pairs",
-     .left_padding = true,
-     .hidden_rows = true,
-     .block_mask = true,
-     .programs = true,
-     .reject = reject_forward_bfloat16,
-     .lay_out = lay_out_bfloat16},
+     .takes = {.left_padding = true, .hidden_rows = true, .block_mask = true, .programs = true},
+     .plan = plan_forward_bfloat16},
     {.name = "cpu/decode",
      .pass = Pass::forward,
      .device = DeviceKind::cpu,
      .requirements =
          "at most 24 query rows of a key head (seq_q * heads_q / heads_kv), 4 where there are at most 64 keys; not "
          "12 to 16 where cpu/prefill is faster",
-     .pages = true,
-     .left_padding = true,
-     .hidden_rows = true,
-     .block_mask = true,
-     .narrow_keys = true,
-     .reject = reject_decode,
-     .lay_out = lay_out_decode},
+     .takes = {.pages = true, .left_padding = true, .hidden_rows = true, .block_mask = true, .narrow_keys = true},
+     .plan = plan_decode},
     {.name = "cpu/prefill",
      .pass = Pass::forward,
      .device = DeviceKind::cpu,
      .requirements = "none",
-     .pages = true,
-     .left_padding = true,
-     .invariant = true,
-     .hidden_rows = true,
-     .block_mask = true,
-     .programs = true,
-     .narrow_keys = true,
-     .narrow_queries = true,
-     .latent = true,
-     .reject = takes_all,
-     .lay_out = lay_out_forward},
+     .takes = {.pages = true,
+               .left_padding = true,
+               .invariant = true,
+               .hidden_rows = true,
+               .block_mask = true,
+               .programs = true,
+               .narrow_keys = true,
+               .narrow_queries = true,
+               .latent = true},
+     .plan = plan_forward},
     {.name = "cpu/bfloat16",
      .pass = Pass::backward,
      .device = DeviceKind::cpu,
      .requirements = "AMX or AVX512-BF16; bfloat16; head dimensions that are multiples of 8; no bias, no "
                      "gradients of a program's tensors; at least 17 query rows of a key head and 17 keys",
-     .hidden_rows = true,
-     .block_mask = true,
-     .programs = true,
-     .reject = reject_backward_bfloat16,
-     .lay_out = lay_out_backward_bfloat16},
+     .takes = {.hidden_rows = true, .block_mask = true, .programs = true},
+     .plan = plan_backward_bfloat16},
     {.name = "cpu/decode",
      .pass = Pass::backward,
      .device = DeviceKind::cpu,
      .requirements = "at most 8 query rows of a key head (seq_q * heads_q / heads_kv)",
-     .hidden_rows = true,
-     .block_mask = true,
-     .reject = reject_backward_decode,
-     .lay_out = lay_out_backward_decode},
+     .takes = {.hidden_rows = true, .block_mask = true},
+     .plan = plan_backward_decode},
     {.name = "cpu/backward",
      .pass = Pass::backward,
      .device = DeviceKind::cpu,
      .requirements = "none",
-     .hidden_rows = true,
-     .block_mask = true,
-     .programs = true,
-     .reject = takes_all,
-     .lay_out = lay_out_backward},
+     .takes = {.hidden_rows = true, .block_mask = true, .programs = true},
+     .plan = plan_backward},
     {.name = "cpu/standard",
      .pass = Pass::standard_forward,
      .device = DeviceKind::cpu,
      .requirements = "none; keeps whole score matrices",
-     .hidden_rows = true,
-     .block_mask = true,
-     .reject = takes_all,
-     .lay_out = lay_out_standard_forward},
+     .takes = {.hidden_rows = true, .block_mask = true},
+     .plan = plan_standard_forward},
     {.name = "cpu/standard",
      .pass = Pass::standard_backward,
      .device = DeviceKind::cpu,
      .requirements = "none; keeps whole score matrices",
-     .hidden_rows = true,
-     .block_mask = true,
-     .reject = takes_all,
-     .lay_out = lay_out_standard_backward},
+     .takes = {.hidden_rows = true, .block_mask = true},
+     .plan = plan_standard_backward},
 }};
 
 }  // namespace

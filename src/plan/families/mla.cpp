@@ -8,7 +8,6 @@
 #include "plan/families/decode/items.h"
 #include "plan/families/portable.h"
 #include "plan/families/sm90.h"
-#include "plan/features.h"
 #include "plan/kernel_config.h"
 #include "plan/kernel_table.h"
 
@@ -34,8 +33,9 @@ std::int64_t blocks_of_rows(const Problem& problem, const DeviceInfo& device) {
 }
 
 /// One block an SM: the stages fill shared memory.
-abi::ForwardConfig configure(const Problem& problem, const DeviceInfo& device) {
-  return {.features = features_of(problem),
+abi::ForwardConfig configure(const Request& r) {
+  const Problem& problem = r.problem;
+  return {.features = r.features,
           .head_dim = abi::mla_head_dim,
           .head_dim_v = abi::mla_head_dim_v,
           .block_q = abi::mla_block_q,
@@ -44,7 +44,7 @@ abi::ForwardConfig configure(const Problem& problem, const DeviceInfo& device) {
           .num_stages = abi::mla_stages,
           .group = static_cast<int>(problem.heads_q / problem.heads_kv),
           .producer_warp = mla_takes_boxes(problem),
-          .row_grid = rows_side_by_side(problem, device) > 1};
+          .row_grid = rows_side_by_side(problem, r.device) > 1};
 }
 
 std::string reject(const Problem& problem, const DeviceInfo& device) {
@@ -69,11 +69,10 @@ std::string reject(const Problem& problem, const DeviceInfo& device) {
       return "needs strides of 8-bit rows that are multiples of 16";
     }
   }
-  return decode_tiles(problem, configure(problem, device)) > std::numeric_limits<int>::max() ? "more than 2^31 tiles" : "";
+  return {};
 }
 
-Plan lay_out(const Problem& problem, const DeviceInfo& device) {
-  const abi::ForwardConfig config = configure(problem, device);
+Plan lay_out(const Problem& problem, const DeviceInfo& device, const abi::ForwardConfig& config) {
   Plan plan{.block_q = config.block_q, .block_kv = config.block_kv};
   const std::int64_t blocks =
       reserve_decode_parts(problem, config, blocks_of_rows(problem, device) * rows_side_by_side(problem, device), plan);
@@ -89,6 +88,14 @@ Plan lay_out(const Problem& problem, const DeviceInfo& device) {
     plan.launches.back().grid = {static_cast<int>(blocks) / rows, rows, 1};
   }
   return plan;
+}
+
+Answer plan_mla(const Request& r) {
+  std::string reason = reject(r.problem, r.device);
+  if (!reason.empty()) return Refusal{std::move(reason)};
+  const abi::ForwardConfig config = configure(r);
+  if (decode_tiles(r.problem, config) > std::numeric_limits<int>::max()) return Refusal{"more than 2^31 tiles"};
+  return Offer{lay_out(r.problem, r.device, config)};
 }
 
 }  // namespace
@@ -107,13 +114,9 @@ std::span<const KernelEntry> mla_kernels() {
       .device = DeviceKind::cuda,
       .requirements = "sm_90; float16 or bfloat16; latent keys, head_dim 576 and head_dim_v 512; strides that are "
                       "multiples of 8; no dropout",
-      .pages = true,
-      .left_padding = true,
-      .narrow_keys = true,
-      .latent = true,
+      .takes = {.pages = true, .left_padding = true, .narrow_keys = true, .latent = true},
       .tensor_maps = TensorMapSet::decode_mla,
-      .reject = reject,
-      .lay_out = lay_out}};
+      .plan = plan_mla}};
   return rows;
 }
 

@@ -158,8 +158,9 @@ std::string reject_mma_backward(const Problem& problem, const DeviceInfo& device
 }
 
 std::array<KernelEntry, 2> mma_rows(KernelEntry forward, KernelEntry backward) {
-  for (KernelEntry* row : {&forward, &backward}) row->hidden_rows = row->block_mask = row->programs = true;
-  forward.pages = forward.left_padding = true;
+  for (KernelEntry* row : {&forward, &backward})
+    row->takes.hidden_rows = row->takes.block_mask = row->takes.programs = true;
+  forward.takes.pages = forward.takes.left_padding = forward.takes.tile = true;
   return {forward, backward};
 }
 

@@ -18,7 +18,7 @@ constexpr int num_warps = 8;  // tile::product_threads / 32
 
 std::int64_t tiles(std::int64_t rows) { return (rows + block - 1) / block; }
 
-Plan lay_out_forward(const Problem& problem, const DeviceInfo&) {
+Plan lay_out_forward(const Problem& problem) {
   Plan plan{.block_q = block, .block_kv = block};
   const abi::ForwardConfig config{.features = features_with_map(problem),
                                   .head_dim = static_cast<int>(problem.head_dim),
@@ -36,7 +36,7 @@ Plan lay_out_forward(const Problem& problem, const DeviceInfo&) {
   return plan;
 }
 
-Plan lay_out_backward(const Problem& problem, const DeviceInfo&) {
+Plan lay_out_backward(const Problem& problem) {
   Plan plan{.block_q = block, .block_kv = block};
   const LaunchConfig config = launch_config(portable_backward_config(problem));
   reserve_row_delta(problem, plan);
@@ -132,10 +132,16 @@ void add_program_and_sink_launches(const Problem& problem, Plan& plan) {
 }
 
 namespace {
-std::string reject_forward(const Problem& problem, const DeviceInfo& device) {
-  if (decode_serves_invariant(problem, device)) return "decode/sm80 takes all such calls where bits are invariant";
-  return reject_grid(problem);
+
+Answer plan_forward(const Request& r) {
+  if (decode_serves_invariant(r)) return Refusal{"decode/sm80 takes all such calls where bits are invariant"};
+  return offer_unless(reject_grid(r.problem), [&] { return lay_out_forward(r.problem); });
 }
+
+Answer plan_backward(const Request& r) {
+  return offer_unless(reject_grid(r.problem), [&] { return lay_out_backward(r.problem); });
+}
+
 }  // namespace
 
 std::span<const KernelEntry> portable_kernels() {
@@ -145,26 +151,22 @@ std::span<const KernelEntry> portable_kernels() {
                   .pass = Pass::forward,
                   .device = DeviceKind::cuda,
                   .requirements = requirements,
-                  .pages = true,
-                  .left_padding = true,
-                  .invariant = true,
-                  .hidden_rows = true,
-                  .block_mask = true,
-                  .programs = true,
-                  .narrow_keys = true,
-                  .narrow_queries = true,
-                  .latent = true,
-                  .reject = reject_forward,
-                  .lay_out = lay_out_forward},
+                  .takes = {.pages = true,
+                            .left_padding = true,
+                            .invariant = true,
+                            .hidden_rows = true,
+                            .block_mask = true,
+                            .programs = true,
+                            .narrow_keys = true,
+                            .narrow_queries = true,
+                            .latent = true},
+                  .plan = plan_forward},
       KernelEntry{.name = "backward/portable",
                   .pass = Pass::backward,
                   .device = DeviceKind::cuda,
                   .requirements = requirements,
-                  .hidden_rows = true,
-                  .block_mask = true,
-                  .programs = true,
-                  .reject = [](const Problem& problem, const DeviceInfo&) { return reject_grid(problem); },
-                  .lay_out = lay_out_backward}};
+                  .takes = {.hidden_rows = true, .block_mask = true, .programs = true},
+                  .plan = plan_backward}};
   return rows;
 }
 

@@ -40,18 +40,17 @@ std::string reject_forward_tile(const Problem& problem, const DeviceInfo& device
   return asked_tile(problem, device, asked).reject_size(problem, device);
 }
 
-std::string reject_forward(const Problem& problem, const DeviceInfo& device) {
-  if (std::string reason = reject_problem(problem, device); !reason.empty()) return reason;
-  if (forward_tile(problem, device).shared_bytes(problem) > device.shared_bytes) return "needs more shared memory";
-  return "";
-}
-
-Plan lay_out_forward(const Problem& problem, const DeviceInfo& device) {
-  return lay_out_mma_forward(problem, forward_tile(problem, device), "forward/sm80", "forward_sm80");
-}
-
-Plan lay_out_forward_tile(const Problem& problem, const DeviceInfo& device, const TileSize& asked) {
-  return lay_out_mma_forward(problem, asked_tile(problem, device, asked), "forward/sm80", "forward_sm80");
+Answer plan_forward(const Request& r) {
+  const Problem& problem = r.problem;
+  if (std::string reason = reject_problem(problem, r.device); !reason.empty()) return Refusal{std::move(reason)};
+  MmaForwardTile tile = forward_tile(problem, r.device);
+  if (tile.shared_bytes(problem) > r.device.shared_bytes) return Refusal{"needs more shared memory"};
+  if (r.tile) {
+    const std::string reason = reject_forward_tile(problem, r.device, *r.tile);
+    if (!reason.empty()) return refuse_tile(*r.tile, reason);
+    tile = asked_tile(problem, r.device, *r.tile);
+  }
+  return Offer{lay_out_mma_forward(problem, tile, "forward/sm80", "forward_sm80")};
 }
 
 // Backward ------------------------------------------------------------------------------------------------------------
@@ -68,17 +67,17 @@ MmaQueryTile query_tile(const Problem& problem) {
   return {std::max(problem.head_dim, problem.head_dim_v) <= 128 ? 64 : 32};
 }
 
-std::string reject_backward(const Problem& problem, const DeviceInfo& device) {
-  if (std::string reason = reject_problem(problem, device); !reason.empty()) return reason;
-  return reject_mma_backward(problem, device, backward_tile(problem, device), query_tile(problem));
-}
-
-Plan lay_out_backward(const Problem& problem, const DeviceInfo& device) {
-  Plan plan = lay_out_mma_backward(problem, *backward_tile(problem, device), query_tile(problem),
-                                   {"backward/sm80", "backward/sm80_dq", "backward_sm80"});
-  add_sm80_bias_launch(problem, device, plan);
+Answer plan_backward(const Request& r) {
+  const Problem& problem = r.problem;
+  if (std::string reason = reject_problem(problem, r.device); !reason.empty()) return Refusal{std::move(reason)};
+  const std::optional<MmaBackwardTile> tile = backward_tile(problem, r.device);
+  const MmaQueryTile queries = query_tile(problem);
+  std::string reason = reject_mma_backward(problem, r.device, tile, queries);
+  if (!reason.empty()) return Refusal{std::move(reason)};
+  Plan plan = lay_out_mma_backward(problem, *tile, queries, {"backward/sm80", "backward/sm80_dq", "backward_sm80"});
+  add_sm80_bias_launch(problem, r.device, plan);
   add_program_and_sink_launches(problem, plan);
-  return plan;
+  return Offer{std::move(plan)};
 }
 
 }  // namespace
@@ -90,16 +89,13 @@ std::span<const KernelEntry> sm80_kernels() {
                                                            .pass = Pass::forward,
                                                            .device = DeviceKind::cuda,
                                                            .requirements = requirements,
-                                                           .reject = reject_forward,
-                                                           .lay_out = lay_out_forward,
-                                                           .reject_tile = reject_forward_tile,
-                                                           .lay_out_tile = lay_out_forward_tile},
+                                                           .prefill = true,
+                                                           .plan = plan_forward},
                                                           {.name = "backward/sm80",
                                                            .pass = Pass::backward,
                                                            .device = DeviceKind::cuda,
                                                            .requirements = requirements,
-                                                           .reject = reject_backward,
-                                                           .lay_out = lay_out_backward});
+                                                           .plan = plan_backward});
   return rows;
 }
 

@@ -180,9 +180,6 @@ std::string reject_forward(const Problem& p, const DeviceInfo& device) {
              std::to_string(p.page_size);
   }
   if (reason.empty()) reason = reject_tma_strides(p, Pass::forward);
-  if (reason.empty() && has_tile_map(p) && choose_tile(p, device).block_kv < abi::mask_unit) {
-    reason = "with these options blocks have 32 keys, and masks are known for 64";
-  }
   return reason;
 }
 
@@ -265,12 +262,19 @@ Plan lay_out_forward(const Problem& p, const DeviceInfo& device, const Sm90Tile&
   return plan;
 }
 
-Plan lay_out_forward(const Problem& p, const DeviceInfo& device) {
-  return lay_out_forward(p, device, choose_tile(p, device));
-}
-
-Plan lay_out_forward_tile(const Problem& p, const DeviceInfo& device, const TileSize& asked) {
-  return lay_out_forward(p, device, Sm90Tile{asked.block_q, asked.block_kv, asked_config(p, device, asked).num_stages});
+Answer plan_forward(const Request& r) {
+  const Problem& p = r.problem;
+  std::string reason = reject_forward(p, r.device);
+  if (!reason.empty()) return Refusal{std::move(reason)};
+  Sm90Tile tile = choose_tile(p, r.device);
+  if (has_tile_map(p) && tile.block_kv < abi::mask_unit)
+    return Refusal{"with these options blocks have 32 keys, and masks are known for 64"};
+  if (r.tile) {
+    reason = reject_forward_tile(p, r.device, *r.tile);
+    if (!reason.empty()) return refuse_tile(*r.tile, reason);
+    tile = {r.tile->block_q, r.tile->block_kv, asked_config(p, r.device, *r.tile).num_stages};
+  }
+  return Offer{lay_out_forward(p, r.device, tile)};
 }
 
 }  // namespace
@@ -282,17 +286,16 @@ std::span<const KernelEntry> sm90_kernels() {
                   .device = DeviceKind::cuda,
                   .requirements = "sm_90; float16 or bfloat16; strides that TMA can take; pages of a multiple of 8 keys; "
                                   "every option",
-                  .pages = true,
-                  .left_padding = true,
-                  .hidden_rows = true,
-                  .block_mask = true,
-                  .programs = true,
+                  .takes = {.pages = true,
+                            .left_padding = true,
+                            .hidden_rows = true,
+                            .block_mask = true,
+                            .programs = true,
+                            .tile = true},
+                  .prefill = true,
                   .counts_repairs = true,
                   .tensor_maps = TensorMapSet::forward_sm90,
-                  .reject = reject_forward,
-                  .lay_out = lay_out_forward,
-                  .reject_tile = reject_forward_tile,
-                  .lay_out_tile = lay_out_forward_tile},
+                  .plan = plan_forward},
       sm90_backward_kernel()};
   return rows;
 }

@@ -52,9 +52,8 @@ constexpr std::int64_t sm90_padded_rows(std::int64_t total_q, std::int64_t batch
 /// backward/sm90; with or without the heads of a group split between tasks if there are few key heads.
 Plan lay_out_sm90_backward(const Problem& problem, const DeviceInfo& device, bool whole);
 
-/// Why the problem cannot be a part of a pass, and the part of a pass that it is.
-std::string reject_sm90_backward_part(const Problem& problem, const DeviceInfo& device, const BackwardPart& part);
-Plan lay_out_sm90_backward_part(const Problem& problem, const DeviceInfo& device, const BackwardPart& part);
+/// A part of a pass.
+Answer plan_sm90_backward_part(const Request& request);
 
 KernelEntry sm90_backward_kernel();
 

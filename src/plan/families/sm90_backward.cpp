@@ -233,7 +233,12 @@ Plan lay_out_sm90_backward(const Problem& p, const DeviceInfo& device, bool whol
 
 namespace {
 
-Plan lay_out_backward(const Problem& p, const DeviceInfo& device) { return lay_out_sm90_backward(p, device, true); }
+Answer plan_backward(const Request& r) {
+  std::string reason = reject_backward(r.problem, r.device);
+  if (!reason.empty()) return Refusal{std::move(reason)};
+  if (r.part) return plan_sm90_backward_part(r);
+  return Offer{lay_out_sm90_backward(r.problem, r.device, true)};
+}
 
 }  // namespace
 
@@ -242,14 +247,9 @@ KernelEntry sm90_backward_kernel() {
           .pass = Pass::backward,
           .device = DeviceKind::cuda,
           .requirements = "sm_90; float16 or bfloat16; strides that TMA can take; every option",
-          .hidden_rows = true,
-          .block_mask = true,
-          .programs = true,
+          .takes = {.hidden_rows = true, .block_mask = true, .programs = true, .parts = true},
           .tensor_maps = TensorMapSet::backward_sm90,
-          .reject = reject_backward,
-          .lay_out = lay_out_backward,
-          .reject_part = reject_sm90_backward_part,
-          .lay_out_part = lay_out_sm90_backward_part};
+          .plan = plan_backward};
 }
 
 }  // namespace flash_attention::plan

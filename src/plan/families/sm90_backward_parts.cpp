@@ -30,14 +30,10 @@ bool adds_to_dq(const Plan& plan) {
   return sums && offset_of(plan, Region::order) == 0;
 }
 
-}  // namespace
-
-std::string reject_sm90_backward_part(const Problem& p, const DeviceInfo& device, const BackwardPart& part) {
+/// Why the problem cannot be a part of a pass.
+std::string reject_part(const Problem& p, const DeviceInfo& device, const Plan& plan, const BackwardPart& part) {
   const bool is_block = part.kind == Kind::block;
-  if (p.batch != 1 || p.packed || p.seqused_q) return "parts have one sequence";
-  if (has_tile_map(p) || p.mask.present) return "parts take no masks that are data";
-  if (p.bias.present || p.sink || p.program_gradients != 0) return "parts have no gradients but those of q, k and v";
-  if (!adds_to_dq(lay_out_sm90_backward(p, device, false))) return "blocks cannot add to dQ in any order";
+  if (!adds_to_dq(plan)) return "blocks cannot add to dQ in any order";
   if (is_block && lay_out_sm90_backward(p, device, true).num_splits > 1)
     return "few key heads: their groups are split between tasks";
   const std::int64_t end = part.first + p.seq_q;
@@ -47,8 +43,8 @@ std::string reject_sm90_backward_part(const Problem& p, const DeviceInfo& device
   return part.number < max_blocks ? "" : "a pass has at most 256 blocks";
 }
 
-Plan lay_out_sm90_backward_part(const Problem& p, const DeviceInfo& device, const BackwardPart& part) {
-  Plan plan = lay_out_sm90_backward(p, device, false);
+/// Where the part is in the workspace that all parts share, and its launches.
+Plan cut_out(const Problem& p, Plan plan, const BackwardPart& part) {
   std::erase_if(plan.launches, [&](const Launch& launch) { return kind_of(launch) != part.kind; });
   plan.shared_rows = part.rows;
   plan.workspace_bytes = 0;
@@ -66,6 +62,19 @@ Plan lay_out_sm90_backward_part(const Problem& p, const DeviceInfo& device, cons
   offset_of(plan, Region::dQ) += part.first * row_bytes;
   if (by_product) offset_of(plan, Region::parts) += part.first * abi::backward_sm90_parts_row_bytes;
   return plan;
+}
+
+}  // namespace
+
+Answer plan_sm90_backward_part(const Request& r) {
+  const Problem& p = r.problem;
+  if (p.batch != 1 || p.packed || p.seqused_q) return Refusal{"parts have one sequence"};
+  if (has_tile_map(p) || p.mask.present) return Refusal{"parts take no masks that are data"};
+  if (p.bias.present || p.sink || p.program_gradients != 0)
+    return Refusal{"parts have no gradients but those of q, k and v"};
+  Plan plan = lay_out_sm90_backward(p, r.device, false);
+  std::string reason = reject_part(p, r.device, plan, *r.part);
+  return offer_unless(std::move(reason), [&] { return cut_out(p, std::move(plan), *r.part); });
 }
 
 }  // namespace flash_attention::plan

@@ -104,10 +104,13 @@ Plan lay_out(const Problem& p, const DeviceInfo& device, const Tile& tile) {
   return plan;
 }
 
-Plan lay_out(const Problem& p, const DeviceInfo& device) { return lay_out(p, device, choose_tile(p)); }
-
-Plan lay_out_tile(const Problem& p, const DeviceInfo& device, const TileSize& asked) {
-  return lay_out(p, device, Tile{asked.block_q, asked.block_kv});
+Answer plan_fp8(const Request& r) {
+  std::string reason = reject(r.problem, r.device);
+  if (!reason.empty()) return Refusal{std::move(reason)};
+  if (!r.tile) return Offer{lay_out(r.problem, r.device, choose_tile(r.problem))};
+  reason = reject_tile(r.problem, r.device, *r.tile);
+  if (!reason.empty()) return refuse_tile(*r.tile, reason);
+  return Offer{lay_out(r.problem, r.device, Tile{r.tile->block_q, r.tile->block_kv})};
 }
 
 }  // namespace
@@ -119,13 +122,9 @@ std::span<const KernelEntry> sm90_fp8_kernels() {
       .device = DeviceKind::cuda,
       .requirements = "sm_90; q, k and v of float8_e4m3 or float8_e5m2, out of float16 or bfloat16; strides that "
                       "TMA can take; causal, windows, softcap, packed, lengths",
-      .narrow_keys = true,
-      .narrow_queries = true,
+      .takes = {.narrow_keys = true, .narrow_queries = true, .tile = true},
       .tensor_maps = TensorMapSet::forward_sm90_fp8,
-      .reject = reject,
-      .lay_out = lay_out,
-      .reject_tile = reject_tile,
-      .lay_out_tile = lay_out_tile}};
+      .plan = plan_fp8}};
   return rows;
 }
 

@@ -38,7 +38,7 @@ struct Launcher {
   }
 };
 
-Plan lay_out_forward(const Problem& problem, const DeviceInfo&) {
+Plan lay_out_forward(const Problem& problem) {
   Plan plan{.block_q = block, .block_kv = block};
   reserve_matrix(problem, plan, Region::S, sizeof(float));
   reserve_matrix(problem, plan, Region::P, size_of(problem.dtype));
@@ -56,7 +56,7 @@ Plan lay_out_forward(const Problem& problem, const DeviceInfo&) {
   return plan;
 }
 
-Plan lay_out_backward(const Problem& problem, const DeviceInfo&) {
+Plan lay_out_backward(const Problem& problem) {
   Plan plan{.block_q = block, .block_kv = block};
   reserve_row_delta(problem, plan);
   reserve_matrix(problem, plan, Region::S, sizeof(float));
@@ -81,10 +81,17 @@ Plan lay_out_backward(const Problem& problem, const DeviceInfo&) {
 }
 
 /// The scores have a block for each tile, the softmax one for eight rows.
-std::string reject(const Problem& problem, const DeviceInfo&) {
+std::string reject(const Problem& problem) {
   const double blocks = static_cast<double>(problem.batch * problem.heads_q) * static_cast<double>(tiles(problem.seq_q)) *
                         static_cast<double>(std::max<std::int64_t>(tiles(problem.seq_kv), block / rows_per_softmax_block));
   return blocks > std::numeric_limits<int>::max() ? "more than 2^31 tiles" : "";
+}
+
+Answer plan_forward(const Request& r) {
+  return offer_unless(reject(r.problem), [&] { return lay_out_forward(r.problem); });
+}
+Answer plan_backward(const Request& r) {
+  return offer_unless(reject(r.problem), [&] { return lay_out_backward(r.problem); });
 }
 
 }  // namespace
@@ -96,14 +103,12 @@ std::span<const KernelEntry> standard_kernels() {
                                                            .pass = Pass::standard_forward,
                                                            .device = DeviceKind::cuda,
                                                            .requirements = requirements,
-                                                           .reject = reject,
-                                                           .lay_out = lay_out_forward},
+                                                           .plan = plan_forward},
                                                KernelEntry{.name = "standard/backward",
                                                            .pass = Pass::standard_backward,
                                                            .device = DeviceKind::cuda,
                                                            .requirements = requirements,
-                                                           .reject = reject,
-                                                           .lay_out = lay_out_backward}};
+                                                           .plan = plan_backward}};
   return rows;
 }
 

@@ -45,17 +45,17 @@ std::string reject_forward_tile(const Problem& problem, const DeviceInfo& device
   return asked_tile(problem, device, asked).reject_size(problem, device);
 }
 
-std::string reject_forward(const Problem& problem, const DeviceInfo& device) {
-  if (std::string reason = reject_problem(problem, device); !reason.empty()) return reason;
-  return forward_tile(problem, device) ? "" : "needs more shared memory";
-}
-
-Plan lay_out_forward(const Problem& problem, const DeviceInfo& device) {
-  return lay_out_mma_forward(problem, *forward_tile(problem, device), "forward/tf32", "forward_tf32");
-}
-
-Plan lay_out_forward_tile(const Problem& problem, const DeviceInfo& device, const TileSize& asked) {
-  return lay_out_mma_forward(problem, asked_tile(problem, device, asked), "forward/tf32", "forward_tf32");
+Answer plan_forward(const Request& r) {
+  const Problem& problem = r.problem;
+  if (std::string reason = reject_problem(problem, r.device); !reason.empty()) return Refusal{std::move(reason)};
+  std::optional<MmaForwardTile> tile = forward_tile(problem, r.device);
+  if (!tile) return Refusal{"needs more shared memory"};
+  if (r.tile) {
+    const std::string reason = reject_forward_tile(problem, r.device, *r.tile);
+    if (!reason.empty()) return refuse_tile(*r.tile, reason);
+    tile = asked_tile(problem, r.device, *r.tile);
+  }
+  return Offer{lay_out_mma_forward(problem, *tile, "forward/tf32", "forward_tf32")};
 }
 
 // Backward ------------------------------------------------------------------------------------------------------------
@@ -69,17 +69,16 @@ std::optional<MmaBackwardTile> backward_tile(const Problem& problem, const Devic
 
 constexpr MmaQueryTile query_tile{32};
 
-std::string reject_backward(const Problem& problem, const DeviceInfo& device) {
-  if (std::string reason = reject_problem(problem, device); !reason.empty()) return reason;
-  return reject_mma_backward(problem, device, backward_tile(problem, device), query_tile);
-}
-
-Plan lay_out_backward(const Problem& problem, const DeviceInfo& device) {
-  Plan plan = lay_out_mma_backward(problem, *backward_tile(problem, device), query_tile,
-                                   {"backward/tf32", "backward/tf32", "backward_tf32"});
+Answer plan_backward(const Request& r) {
+  const Problem& problem = r.problem;
+  if (std::string reason = reject_problem(problem, r.device); !reason.empty()) return Refusal{std::move(reason)};
+  const std::optional<MmaBackwardTile> tile = backward_tile(problem, r.device);
+  std::string reason = reject_mma_backward(problem, r.device, tile, query_tile);
+  if (!reason.empty()) return Refusal{std::move(reason)};
+  Plan plan = lay_out_mma_backward(problem, *tile, query_tile, {"backward/tf32", "backward/tf32", "backward_tf32"});
   add_bias_launch(problem, plan);
   add_program_and_sink_launches(problem, plan);
-  return plan;
+  return Offer{std::move(plan)};
 }
 
 }  // namespace
@@ -91,16 +90,12 @@ std::span<const KernelEntry> tf32_kernels() {
                                                            .pass = Pass::forward,
                                                            .device = DeviceKind::cuda,
                                                            .requirements = requirements,
-                                                           .reject = reject_forward,
-                                                           .lay_out = lay_out_forward,
-                                                           .reject_tile = reject_forward_tile,
-                                                           .lay_out_tile = lay_out_forward_tile},
+                                                           .plan = plan_forward},
                                                           {.name = "backward/tf32",
                                                            .pass = Pass::backward,
                                                            .device = DeviceKind::cuda,
                                                            .requirements = requirements,
-                                                           .reject = reject_backward,
-                                                           .lay_out = lay_out_backward});
+                                                           .plan = plan_backward});
   return rows;
 }
 

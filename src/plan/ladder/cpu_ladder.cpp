@@ -10,34 +10,37 @@ namespace {
 
 constexpr std::string_view requirements = "a step of the CPU ladder: float32, dense, causal or not, head_dim to 128";
 
-std::string reject(const Problem& problem, const DeviceInfo&) {
+std::string reject(const Problem& problem) {
   if (problem.dtype != Dtype::float32) return "the CPU ladder takes float32, not " + std::string(to_string(problem.dtype));
   return reject_for_all_rungs(problem);
 }
 
 /// The workspace is one row of scores.
-Plan lay_out_scalar(const Problem& problem, const DeviceInfo&) {
-  return {.block_q = 1, .block_kv = 1, .workspace_bytes = static_cast<std::size_t>(problem.seq_kv) * sizeof(float)};
+Answer plan_scalar(const Request& r) {
+  const auto bytes = static_cast<std::size_t>(r.problem.seq_kv) * sizeof(float);
+  return offer_unless(reject(r.problem), [&] { return Plan{.block_q = 1, .block_kv = 1, .workspace_bytes = bytes}; });
 }
 
-Plan lay_out_blocked(const Problem&, const DeviceInfo&) { return {.block_q = 32, .block_kv = cpu_block_kv}; }
-
-Plan lay_out_vectors(const Problem&, const DeviceInfo& device) {
-  return {.block_q = cpu_block_q(device.isa), .block_kv = cpu_block_kv};
+Answer plan_blocked(const Request& r) {
+  return offer_unless(reject(r.problem), [] { return Plan{.block_q = 32, .block_kv = cpu_block_kv}; });
 }
 
-constexpr KernelEntry step(std::string_view name, Plan (*lay_out)(const Problem&, const DeviceInfo&)) {
+Answer plan_vectors(const Request& r) {
+  return offer_unless(reject(r.problem),
+                      [&] { return Plan{.block_q = cpu_block_q(r.device.isa), .block_kv = cpu_block_kv}; });
+}
+
+constexpr KernelEntry step(std::string_view name, Answer (*plan)(const Request&)) {
   return {.name = name,
           .pass = Pass::forward,
           .device = DeviceKind::cpu,
           .requirements = requirements,
           .automatic = false,
-          .reject = reject,
-          .lay_out = lay_out};
+          .plan = plan};
 }
 
-constexpr std::array steps{step("ladder/c0_scalar", lay_out_scalar), step("ladder/c1_blocked", lay_out_blocked),
-                           step("ladder/c2_simd", lay_out_vectors), step("ladder/c3_threads", lay_out_vectors)};
+constexpr std::array steps{step("ladder/c0_scalar", plan_scalar), step("ladder/c1_blocked", plan_blocked),
+                           step("ladder/c2_simd", plan_vectors), step("ladder/c3_threads", plan_vectors)};
 
 }  // namespace
 

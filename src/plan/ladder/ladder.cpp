@@ -210,6 +210,10 @@ Plan lay_out(const Rung& rung, const Problem& problem, const DeviceInfo& device)
   return plan;
 }
 
+Answer plan_rung(const Rung& rung, const Request& r) {
+  return offer_unless(reject(rung, r.problem, r.device), [&] { return lay_out(rung, r.problem, r.device); });
+}
+
 constexpr std::string_view requirements_of(const Rung& rung) {
   if (rung.narrow) return "a rung of the ladder: dense, causal or not, head_dim to 128, q, k and v of float8_e4m3";
   return rung.float32 ? "a rung of the ladder: dense, causal or not, head_dim to 128, every dtype"
@@ -223,18 +227,14 @@ constexpr TensorMapSet maps_of(const Rung& rung) {
 
 template <std::size_t... index>
 std::vector<KernelEntry> entries(std::index_sequence<index...>) {
-  return {KernelEntry{
-      .name = table[index].name,
-      .pass = table[index].pass,
-      .device = DeviceKind::cuda,
-      .requirements = requirements_of(table[index]),
-      .automatic = false,
-      .narrow_keys = table[index].narrow,
-      .narrow_queries = table[index].narrow,
-      .tensor_maps = maps_of(table[index]),
-      .reject = [](const Problem& problem, const DeviceInfo& device) { return reject(table[index], problem, device); },
-      .lay_out = [](const Problem& problem,
-                    const DeviceInfo& device) { return lay_out(table[index], problem, device); }}...};
+  return {KernelEntry{.name = table[index].name,
+                      .pass = table[index].pass,
+                      .device = DeviceKind::cuda,
+                      .requirements = requirements_of(table[index]),
+                      .takes = {.narrow_keys = table[index].narrow, .narrow_queries = table[index].narrow},
+                      .automatic = false,
+                      .tensor_maps = maps_of(table[index]),
+                      .plan = [](const Request& r) { return plan_rung(table[index], r); }}...};
 }
 
 }  // namespace

@@ -231,19 +231,19 @@ Domain domain_of(std::string_view kernel) {
   const auto entry = std::find_if(table.begin(), table.end(), [&](const auto& e) { return e.name == kernel; });
   if (entry == table.end()) throw std::invalid_argument("there is no kernel " + std::string(kernel));
   Domain domain;
-  if (!entry->pages) domain.only(paged, {"off"}).only(page_size, {"unused"});
-  if (!entry->left_padding) domain.only(left_padding, {"off"});
-  if (!entry->hidden_rows) domain.only(hidden_rows, {"off"}).only(hidden_shape, {"unused"});
-  if (!entry->block_mask) domain.only(block_mask, {"off"}).only(block_shape, {"unused"});
-  if (entry->programs && !takes_masks_of_programs(*entry)) domain.without(program, {"mask", "both"});
-  if (!entry->programs) domain.only(program, {"off"}).only(dprogram, {"off"});
-  if (!entry->narrow_keys) domain.only(kv_dtype, {"off"}).only(kv_scales, {"unused"});
-  if (!entry->narrow_queries) domain.only(narrow_queries, {"off"});
-  if (!entry->latent) domain.only(latent, {"off"});
+  if (!entry->takes.pages) domain.only(paged, {"off"}).only(page_size, {"unused"});
+  if (!entry->takes.left_padding) domain.only(left_padding, {"off"});
+  if (!entry->takes.hidden_rows) domain.only(hidden_rows, {"off"}).only(hidden_shape, {"unused"});
+  if (!entry->takes.block_mask) domain.only(block_mask, {"off"}).only(block_shape, {"unused"});
+  if (entry->takes.programs && !takes_masks_of_programs(*entry)) domain.without(program, {"mask", "both"});
+  if (!entry->takes.programs) domain.only(program, {"off"}).only(dprogram, {"off"});
+  if (!entry->takes.narrow_keys) domain.only(kv_dtype, {"off"}).only(kv_scales, {"unused"});
+  if (!entry->takes.narrow_queries) domain.only(narrow_queries, {"off"});
+  if (!entry->takes.latent) domain.only(latent, {"off"});
   if (entry->pass == Pass::forward) {
     domain.only(dlse, {"off"}).only(dbias, {"off"}).only(dsink, {"off"}).only(dprogram, {"off"});
     domain.without(inputs, {"nan_dout"});
-    if (!entry->invariant) domain.only(invariant, {"off"});
+    if (!entry->takes.invariant) domain.only(invariant, {"off"});
   }
   if (kernel.ends_with("/tf32")) {
     domain.only(dtype, {"float32_fast"}).without(layout, {"odd"}).without(scale, {"negative", "zero"});

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <array>
 #include <limits>
+#include <optional>
 
 #include "abi/decode.h"
 #include "plan/families/decode/blocks.h"
@@ -37,23 +38,13 @@ std::string reject_kind(const Problem& problem, const DeviceInfo& device) {
       return "needs 8-bit rows whose strides and head_dim are multiples of 16";
     }
   }
-  return choose_decode_tile(problem, device) ? "" : "needs more shared memory";
-}
-
-std::string reject(const Problem& problem, const DeviceInfo& device) {
-  std::string reason = reject_kind(problem, device);
-  if (!reason.empty()) return reason;
-  if (problem.seq_q > max_queries && problem.page_size == 0 && !problem.invariant) {
-    return "takes at most " + std::to_string(max_queries) + " queries of a sequence where there are no pages";
-  }
-  const auto config = choose_decode_tile(problem, device);
-  return decode_tiles(problem, *config) > std::numeric_limits<int>::max() ? "more than 2^31 tiles" : "";
+  return {};
 }
 
 /// Kernels for many queries have five times the rate (H200: about 780 TFLOP/s against 140 here) where their tiles have all
 /// their rows and there is one for each SM. Where fewer rows are in use than a fifth of that, this one is faster, which
 /// splits keys: measured at 32 heads over 16384 keys, 128 queries 167 us there and 240 here, 64 queries 178 and 142.
-std::string yield(const Problem& problem, const DeviceInfo& device) {
+std::string prefers_prefill(const Problem& problem, const DeviceInfo& device) {
   constexpr std::int64_t tile_rows = 128, faster = 5;
   const std::int64_t mean = problem.packed ? problem.total_q / std::max<std::int64_t>(1, problem.batch) : problem.seq_q;
   const std::int64_t row_tiles = ceil_div(std::max<std::int64_t>(mean, 1), tile_rows);
@@ -68,24 +59,21 @@ bool pages_are_boxes(const Problem& problem, int block_kv) {
   return size % block_kv == 0 || (block_kv % size == 0 && size % 8 == 0) || problem.seq_kv <= size;
 }
 
-/// The tiles of decode/sm80, so that results have the same bits, loaded by TMA.
-std::string reject_sm90_decode(const Problem& problem, const DeviceInfo& device) {
-  if (device.arch != 90) return "TMA needs sm_90; this is sm_" + std::to_string(device.arch);
-  std::string reason = reject(problem, device);
-  if (!reason.empty()) return reason;
-  const auto config = choose_decode_tile(problem, device, true);
-  if (config->block_q > 16 && is_narrow(key_type(config->features))) return "takes at most 16 rows of 8-bit keys at a time";
-  if (config->num_warps % 4 != 0) return "needs whole warpgroups";
+/// What decode/sm90 does not take of decode/sm80's problems. Its tiles are the same, so that results have the same bits,
+/// loaded by TMA.
+std::string reject_tma(const Problem& problem, const abi::ForwardConfig& config) {
+  if (config.block_q > 16 && is_narrow(key_type(config.features))) return "takes at most 16 rows of 8-bit keys at a time";
+  if (config.num_warps % 4 != 0) return "needs whole warpgroups";
   if (problem.kv_scales == ScaleKind::token) return "takes no scales of tokens";
-  if (problem.page_size != 0 && !pages_are_boxes(problem, config->block_kv)) {
-    return "takes pages of 8, 16, 32, 64 and multiples of " + std::to_string(config->block_kv) + " keys";
+  if (problem.page_size != 0 && !pages_are_boxes(problem, config.block_kv)) {
+    return "takes pages of 8, 16, 32, 64 and multiples of " + std::to_string(config.block_kv) + " keys";
   }
   if (has_no_key_rows(problem) || problem.seq_kv == 0) return "there is nothing to load";
   return reject_tma_cache(problem);
 }
 
-Plan lay_out(const Problem& problem, const DeviceInfo& device, bool producer_warp) {
-  abi::ForwardConfig config = *choose_decode_tile(problem, device, producer_warp);
+Plan lay_out(const Problem& problem, const DeviceInfo& device, abi::ForwardConfig config) {
+  const bool producer_warp = config.producer_warp;
   Plan plan{.block_q = config.block_q, .block_kv = config.block_kv};
   const std::int64_t blocks = share_decode_items(problem, device, config, plan);
   add_launch(plan,
@@ -106,8 +94,24 @@ Plan lay_out(const Problem& problem, const DeviceInfo& device, bool producer_war
   return plan;
 }
 
-Plan lay_out_sm80(const Problem& problem, const DeviceInfo& device) { return lay_out(problem, device, false); }
-Plan lay_out_sm90(const Problem& problem, const DeviceInfo& device) { return lay_out(problem, device, true); }
+Answer plan_decode(const Request& r, bool by_tma) {
+  const Problem& problem = r.problem;
+  if (by_tma && r.device.arch != 90) return Refusal{"TMA needs sm_90; this is sm_" + std::to_string(r.device.arch)};
+  if (std::string reason = reject_kind(problem, r.device); !reason.empty()) return Refusal{std::move(reason)};
+  const std::optional<abi::ForwardConfig> config = choose_decode_tile(r, by_tma);
+  if (!config) return Refusal{"needs more shared memory"};
+  if (problem.seq_q > max_queries && problem.page_size == 0 && !problem.invariant) {
+    return Refusal{"takes at most " + std::to_string(max_queries) + " queries of a sequence where there are no pages"};
+  }
+  if (decode_tiles(problem, *config) > std::numeric_limits<int>::max()) return Refusal{"more than 2^31 tiles"};
+  if (by_tma) {
+    if (std::string reason = reject_tma(problem, *config); !reason.empty()) return Refusal{std::move(reason)};
+  }
+  return Offer{lay_out(problem, r.device, *config), prefers_prefill(problem, r.device)};
+}
+
+Answer plan_sm80(const Request& r) { return plan_decode(r, false); }
+Answer plan_sm90(const Request& r) { return plan_decode(r, true); }
 
 }  // namespace
 
@@ -119,31 +123,22 @@ std::span<const KernelEntry> decode_kernels() {
                   .requirements =
                       "sm_90; what decode/sm80 takes, with strides that TMA can take, pages of 8, 16, 32, 64 or multiples "
                       "of a tile's keys, at most 16 rows of 8-bit keys at a time, no scales of tokens",
-                  .pages = true,
-                  .left_padding = true,
-                  .invariant = true,
-                  .narrow_keys = true,
+                  .takes = {.pages = true, .left_padding = true, .invariant = true, .narrow_keys = true},
                   .tensor_maps = TensorMapSet::decode_sm90,
-                  .reject = reject_sm90_decode,
-                  .lay_out = lay_out_sm90,
-                  .yield = yield},
+                  .plan = plan_sm90},
       KernelEntry{.name = "decode/sm80",
                   .pass = Pass::forward,
                   .device = DeviceKind::cuda,
                   .requirements = "sm_80; float16 or bfloat16; at most 16 queries of a sequence, any number with pages or "
                                   "invariant bits; strides that are multiples of 8; no dropout",
-                  .pages = true,
-                  .left_padding = true,
-                  .invariant = true,
-                  .narrow_keys = true,
-                  .reject = reject,
-                  .lay_out = lay_out_sm80,
-                  .yield = yield}};
+                  .takes = {.pages = true, .left_padding = true, .invariant = true, .narrow_keys = true},
+                  .plan = plan_sm80}};
   return rows;
 }
 
-bool decode_serves_invariant(const Problem& problem, const DeviceInfo& device) {
-  return problem.invariant && missing_option(decode_kernels()[1], problem).empty() && reject_kind(problem, device).empty();
+bool decode_serves_invariant(const Request& r) {
+  return r.problem.invariant && missing_option(decode_kernels()[1], r).empty() &&
+         reject_kind(r.problem, r.device).empty() && choose_decode_tile(r, false).has_value();
 }
 
 }  // namespace flash_attention::plan

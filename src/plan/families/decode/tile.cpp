@@ -4,7 +4,6 @@
 
 #include "abi/decode.h"
 #include "plan/families/decode/items.h"
-#include "plan/features.h"
 #include "plan/kernel_table.h"
 #include "support/ceil_div.h"
 
@@ -75,10 +74,11 @@ bool has_whole_items(const Problem& problem, const DeviceInfo& device) {
 /// is room for them with four warps alone (128 x 64/4 x 1024: 79.2 us, before 84.4). Narrow heads are 1 to 25 % faster with
 /// four warps and two blocks an SM, whose copies do not pause together, and so are short items (64 x 32/8 x 128: 20.1
 /// us, 22.4).
-std::optional<abi::ForwardConfig> configure(const Problem& problem, const DeviceInfo& device, bool producer_warp,
-                                            int block_q) {
+std::optional<abi::ForwardConfig> configure(const Request& request, bool producer_warp, int block_q) {
+  const Problem& problem = request.problem;
+  const DeviceInfo& device = request.device;
   constexpr int max_scores = 64;  // keys of a warp: more scores than that do not fit in registers
-  abi::ForwardConfig config{.features = features_of(problem),
+  abi::ForwardConfig config{.features = request.features,
                             .head_dim = static_cast<int>(problem.head_dim),
                             .head_dim_v = static_cast<int>(problem.head_dim_v),
                             .block_q = block_q,
@@ -117,9 +117,10 @@ std::optional<abi::ForwardConfig> configure(const Problem& problem, const Device
 
 }  // namespace
 
-std::optional<abi::ForwardConfig> choose_decode_tile(const Problem& problem, const DeviceInfo& device, bool producer_warp) {
-  for (int block_q = block_q_of(problem, device); block_q >= (problem.invariant ? 16 : 8); block_q /= 2) {
-    auto config = configure(problem, device, producer_warp, block_q);
+std::optional<abi::ForwardConfig> choose_decode_tile(const Request& request, bool producer_warp) {
+  const Problem& problem = request.problem;
+  for (int block_q = block_q_of(problem, request.device); block_q >= (problem.invariant ? 16 : 8); block_q /= 2) {
+    auto config = configure(request, producer_warp, block_q);
     if (config && problem.invariant)
       config->split_tiles = static_cast<int>(invariant_split_keys(problem)) / config->block_kv;
     if (config) return config;
