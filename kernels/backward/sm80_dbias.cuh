@@ -146,7 +146,7 @@ struct BackwardSm80Bias : BackwardSm80BiasTile<config> {
 #pragma unroll
       for (int i = 0; i < Math::count; ++i) {
         float& p = tile_of(S[m])[i];
-        if (marks.is_hidden(i) || (features.score_hides && p == 0)) p = tile::hidden();
+        if (marks.is_hidden(i) || Math::is_nothing(p)) p = tile::hidden();
       }
     }
   }

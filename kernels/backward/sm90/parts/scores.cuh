@@ -48,6 +48,7 @@ struct ScoreMath {
   mutable Bias bias{};    // of the tile, as loaded, if it has 16 bits; probabilities() transposes it
 
   using Pair = ptx::Vector<float, 2>;
+  static constexpr float hidden_probability = -0.0f;  // of a score of -inf
 
   /// The scores of a tile that a thread of the warpgroup holds. All of them are visible, unless the caller says more.
   __device__ __forceinline__ static ScoreMath of_thread(const tile::Score<features>& score, const tile::Dropout& dropout,
@@ -183,6 +184,11 @@ struct ScoreMath {
     } else {
       exponentiate_tile<false, false>(S, marks, lse2, take);
     }
+  }
+
+  /// Whether the score of this probability is -inf.
+  __device__ __forceinline__ static bool is_nothing(float p) {
+    return features.score_hides && __builtin_bit_cast(unsigned, p) == 0x80000000u;
   }
 
   /// dP becomes dS = P * (dP - delta). What is dropped is marked, or P is negative there.
@@ -348,18 +354,19 @@ struct ScoreMath {
   template <bool some_hidden, bool large_bias, CapArgument argument>
   __device__ __forceinline__ float probability_of(float& S, int i, int shift, const Marks& marks, float lse2) const {
     float slope = 1;
-    S = ptx::exp2(linear ? ptx::fma(S, exponent_scale, -lse2)
-                         : exponent_of<large_bias, argument>(S, i, shift, lse2, slope));
-    [[maybe_unused]] const bool nothing =
-        features.score_hides && S == 0;  // a score of -inf: hidden, whatever the key holds
+    const float exponent = linear ? ptx::fma(S, exponent_scale, -lse2)
+                                  : exponent_of<large_bias, argument>(S, i, shift, lse2, slope);
+    S = ptx::exp2(exponent);
+    // A score of -inf is hidden, whatever the key holds. A probability that is only too small for a float is not.
+    [[maybe_unused]] const bool nothing = features.score_hides && exponent == -tile::infinity;
     if constexpr (some_hidden) {
       if (rows == Rows::keys && nonfinite_row[row_of(i)]) S = __builtin_bit_cast(float, 0x7fffffffu);  // NaN
       if (marks.is_hidden(i)) S = 0;
     }
-    if constexpr (features.score_hides) S = nothing ? 0 : S;
+    if constexpr (features.score_hides) S = nothing ? hidden_probability : S;
     float weight = S;
     if constexpr (features.dropout) weight = marks.is_dropped(i) ? 0 : S;
-    if constexpr (features.softcap || features.score_program) S = features.score_hides && S == 0 ? 0 : S * slope;
+    if constexpr (features.softcap || features.score_program) S = features.score_hides && S == 0 ? S : S * slope;
     return weight;
   }
 
@@ -383,7 +390,7 @@ struct ScoreMath {
         incoming = marks.is_dropped(i + e) ? 0 : incoming;
       }
       dP[i + e] = p * (incoming - delta[e]);
-      if (some_hidden && (marks.is_hidden(i + e) || (features.score_hides && S[i + e] == 0))) dP[i + e] = 0;
+      if (some_hidden && (marks.is_hidden(i + e) || is_nothing(S[i + e]))) dP[i + e] = 0;
     }
   }
 };
