@@ -181,7 +181,8 @@ def attention(
     if hidden_rows is not None or block_mask is not None or (mask is not None and type(mask) is not eager_type):
         mask, hidden_rows, block_mask, kept = _bare_masks(mask, hidden_rows, block_mask)
     if hidden_rows is not None or block_mask is not None:
-        hidden_rows, causal, window, block_mask, block_sizes = plain_masks(hidden_rows, causal, window, block_mask)
+        seq_q = q.shape[-2 if layout == "bhsd" else -3] if len(q.shape) == 4 else None
+        hidden_rows, causal, window, block_mask, block_sizes = plain_masks(hidden_rows, causal, window, block_mask, seq_q)
     elif (
         not is_tracing()
         and type(q) is eager_type

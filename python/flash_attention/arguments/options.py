@@ -93,12 +93,12 @@ def with_tile(kernel, tile):
     return f"{kernel or ''}@{queries}x{keys}"
 
 
-def plain_masks(hidden_rows, causal, window, block_mask):
-    """hidden_rows, causal, window, the map of a block mask and the sizes of its blocks."""
+def plain_masks(hidden_rows, causal, window, block_mask, seq_q=None):
+    """hidden_rows, causal, window, the map of a block mask and the sizes of its blocks. seq_q: None in a packed call."""
     from flash_attention.masks.blocks import block_map
     from flash_attention.masks.intervals import plain_rows
 
-    hidden_rows, causal, window = plain_rows(hidden_rows, causal, window)
+    hidden_rows, causal, window = plain_rows(hidden_rows, causal, window, seq_q)
     return (hidden_rows, causal, window, *block_map(block_mask))
 
 

@@ -1,7 +1,10 @@
 """create_block_mask and its kin. Ours build nothing: which tiles are hidden follows from the mask program itself."""
 
+import functools
 import math
+import operator
 
+import torch
 from torch.nn.attention import flex_attention as torch_flex
 
 from flash_attention.flex import dense, torch_mask
@@ -110,27 +113,26 @@ def create_block_mask(
     return BlockMask(mask_mod, B, H, Q_LEN, KV_LEN, BLOCK_SIZE)
 
 
-def _combined(name, masks, combine):
-    if not masks or not all(callable(mask) for mask in masks):
+def _combined(name, masks, combine, of_none):
+    if not all(callable(mask) for mask in masks):
         raise RuntimeError(f"{name}: all inputs must be functions mask_mod(b, h, i, j), got {masks}")
 
     def mask_mod(b, h, i, j):
-        result = masks[0](b, h, i, j)
-        for mask in masks[1:]:
-            result = combine(result, mask(b, h, i, j))
-        return result
+        if not masks:
+            return b.new_full((), of_none, dtype=torch.bool)
+        return functools.reduce(combine, (mask(b, h, i, j) for mask in masks))
 
     return mask_mod
 
 
 def and_masks(*mask_mods):
-    """A mask_mod that shows what all of them show."""
-    return _combined("and_masks", mask_mods, lambda x, y: x & y)
+    """A mask_mod that shows what all of them show; everything if there is none."""
+    return _combined("and_masks", mask_mods, operator.and_, True)
 
 
 def or_masks(*mask_mods):
-    """A mask_mod that shows what one of them shows."""
-    return _combined("or_masks", mask_mods, lambda x, y: x | y)
+    """A mask_mod that shows what one of them shows; nothing if there is none."""
+    return _combined("or_masks", mask_mods, operator.or_, False)
 
 
 def mask_mods_of(block_mask):
@@ -154,7 +156,8 @@ def as_program(block_mask, mask_mod, query, key, layout):
         return block_mask, mask_mod
     mask_mods = mask_mods_of(block_mask)
     sizes = [tensor.shape for tensor in (query, key)]
-    check_sizes(block_mask, *([(size[0], size[2], size[1]) for size in sizes] if layout == "bshd" else sizes))
+    if all(len(size) == 4 for size in sizes):  # other shapes are refused by name later
+        check_sizes(block_mask, *([(size[0], size[2], size[1]) for size in sizes] if layout == "bshd" else sizes))
     return None, mask_mods[0] if mask_mod is None else and_masks(mask_mod, *mask_mods)
 
 

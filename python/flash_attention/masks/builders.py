@@ -107,7 +107,9 @@ def tree(parents: Any, lengths: Any = None, *, device: Any = None) -> IntervalMa
     for node in range(len(parents) - 1, -1, -1):
         if parents[node] >= 0:
             end[parents[node]] = max(end[parents[node]], end[node])
-    ends = torch.tensor(end, dtype=torch.int32, device="cpu").repeat_interleave(torch.tensor(sizes, device="cpu"))
+    ends = torch.tensor(end, dtype=torch.int32, device="cpu").repeat_interleave(
+        torch.tensor(sizes, dtype=torch.int64, device="cpu")
+    )
     return _mask([ends.to(torch.get_default_device() if device is None else device)], causal=True)
 
 
@@ -159,7 +161,7 @@ def sink_window(sink: int, window: int, total: int, *, device: Any = None) -> In
     torch = _torch()
     sink, window = _whole("sink", sink), _whole("window", window)
     keys = torch.arange(_whole("total", total), dtype=torch.int32, device=device)
-    return _mask([torch.where(keys < sink, LAST, keys + window)], causal=True)
+    return _mask([torch.where(keys < sink, LAST, (keys.long() + window).clamp(max=LAST))], causal=True)
 
 
 def block_diffusion(length: int, block: int, *, device: Any = None) -> IntervalMask:

@@ -23,6 +23,20 @@ class IntervalMask:
     def to(self, device) -> IntervalMask:
         return IntervalMask(self.hidden_rows.to(device), self.causal, self.window, self.seq_q)
 
+    def rows_from(self, row: int) -> IntervalMask:
+        """The mask of the queries from `row` to the last, for a call that has these alone and all keys."""
+        import torch
+
+        seq_q = self._seq_q()
+        if not 0 <= row <= seq_q:
+            raise ValueError(f"row: got {row}; allowed are 0 to {seq_q}, the queries of the mask")
+        rows = self.hidden_rows
+        rows = torch.where(rows == LAST, LAST, rows.clamp(min=row) - row)
+        return IntervalMask(rows, self.causal, self.window, seq_q - row)
+
+    def _seq_q(self):
+        return self.hidden_rows.shape[-2] if self.seq_q is None else self.seq_q
+
     def visible(self, seq_q: int | None = None):
         """bool [batch|1, heads_kv|1, seq_q, seq_kv]: the mask as a matrix, for tests and small pictures."""
         import torch
@@ -51,10 +65,15 @@ class IntervalMask:
         return seen & ~hidden
 
 
-def plain_rows(hidden_rows, causal, window):
-    """(tensor, causal, window) of what attention() was given."""
+def plain_rows(hidden_rows, causal, window, seq_q=None):
+    """(tensor, causal, window) of what attention() was given. seq_q: the queries of the call; None: it is packed."""
     if not isinstance(hidden_rows, IntervalMask):
         return hidden_rows, causal, window
+    if seq_q is not None and seq_q != hidden_rows._seq_q():
+        raise ValueError(
+            f"hidden_rows: the mask was made for {hidden_rows._seq_q()} queries; this call has {seq_q}: make one of that "
+            "size, or take mask.rows_from(r) for queries r, r + 1, ..."
+        )
     if hidden_rows.window != (-1, -1):
         if tuple(window) not in ((-1, -1), (None, None), hidden_rows.window):
             raise ValueError(f"window: got {window!r}; the mask in hidden_rows has one of its own, {hidden_rows.window!r}")

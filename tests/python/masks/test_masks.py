@@ -270,6 +270,37 @@ def test_builders_refuse_what_is_no_mask(build, kind, message):
         build()
 
 
+@pytest.mark.parametrize("window", [2**31 - 1, 2**31 - 5, 10**9])
+def test_a_sink_window_that_hides_nothing(window):
+    assert torch.equal(masks.sink_window(2, window, 10).visible()[0, 0], torch.ones(10, 10, dtype=torch.bool).tril())
+
+
+def test_builders_take_nothing():
+    assert masks.tree([], []).hidden_rows.shape == (1, 1, 0, 1)
+    assert masks.tree([]).visible().shape == (1, 1, 0, 0)
+
+
+@pytest.mark.parametrize("name", BUILDERS)
+@pytest.mark.parametrize("layout", ["bshd", "bhsd"])
+def test_a_mask_is_for_its_queries(name, layout):
+    """Of another number of queries it would hide other keys."""
+    mask, heads_first = BUILDERS[name](), layout == "bhsd"
+    total = mask.hidden_rows.shape[2]
+    q, k, v = (x.transpose(1, 2) if heads_first else x for x in inputs(total, total, batch=mask.hidden_rows.shape[0]))
+    whole = attention(q, k, v, hidden_rows=mask, layout=layout)
+    axis = 2 if heads_first else 1
+    for first in (1, total // 2, total - 1):
+        rest = q.narrow(axis, first, total - first)
+        with pytest.raises(ValueError, match=rf"hidden_rows: the mask was made for {total} queries; this call has"):
+            attention(rest, k, v, hidden_rows=mask, layout=layout)
+        part = mask.rows_from(first)
+        assert torch.equal(part.visible(), mask.visible()[:, :, first:])
+        out = attention(rest, k, v, hidden_rows=part, layout=layout)
+        assert (out - whole.narrow(axis, first, total - first)).abs().max() <= 1e-6
+    with pytest.raises(ValueError, match=f"row: got {total + 1}; allowed are 0 to {total}"):
+        mask.rows_from(total + 1)
+
+
 def test_wrong_types_are_refused():
     with pytest.raises(TypeError, match=r"hidden_rows.*int32"):
         attention(*inputs(61, 61), hidden_rows=torch.zeros(61, 2))

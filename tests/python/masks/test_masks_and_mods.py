@@ -7,7 +7,7 @@ import pytest
 import reference
 import torch
 from comparison import assert_close, exact_and_plain, gradients
-from flash_attention import attention
+from flash_attention import and_masks, attention, create_block_mask, or_masks
 
 SEQ = 67  # a prime: no tile is full
 
@@ -153,3 +153,18 @@ def test_nan_behind_a_mask_stays_there(device):
     actual = gradients(lambda *x: attention(*x, mask=mask, return_lse=True), (q, wild_k, wild_v), dout)
     for was, now in zip(expected, actual, strict=True):
         assert torch.equal(was, now)
+
+
+def test_masks_of_none():
+    """As in torch: all of no conditions hold, and not one of them does."""
+    q = torch.randn(1, 2, 12, 16)
+    seen = attention(q, q, q, layout="bhsd", block_mask=create_block_mask(and_masks()))
+    assert torch.equal(seen, attention(q, q, q, layout="bhsd"))
+    assert attention(q, q, q, layout="bhsd", block_mask=create_block_mask(or_masks())).eq(0).all()
+
+
+def test_wrong_numbers_of_axes_beside_a_block_mask():
+    q = torch.randn(8, 12, 16)
+    mask = create_block_mask(lambda b, h, i, j: i >= j, None, None, 12, 12)
+    with pytest.raises(ValueError, match=r"q: got float32\[8, 12, 16\]; expected 4 axes"):
+        attention(q, q, q, block_mask=mask)
