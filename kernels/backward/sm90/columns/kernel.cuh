@@ -21,112 +21,118 @@
 namespace flash_attention {
 namespace backward_sm90 {
 
+/// Two steps.
 template <BackwardConfig config, Gradient gradient>
-struct ColumnsConsumer : ColumnsProducts<config, gradient> {
-  using Base = ColumnsProducts<config, gradient>;
-  using Base::publish, Base::add_rows, Base::kept_rows, Base::release;
-  using Base::type, Base::args, Base::shared, Base::warpgroup, Base::thread, Base::phases;
-  using typename Base::C, typename Base::S, typename Base::Math, typename Base::Statistics;
+__device__ __forceinline__ void add_pair(ColumnsWarpgroup<config, gradient>& wg, const ColumnsTask<config, gradient>& task,
+                                         int pair, float (&G)[Columns<config, gradient>::width / 2]) {
+  using C = Columns<config, gradient>;
+  using S = Shape<config>;
+  using Math = typename ColumnsWarpgroup<config, gradient>::Math;
+  const int step = tile::min(pair + wg.index, task.num_steps - 1);
+  typename ColumnsWarpgroup<config, gradient>::Statistics statistics{wg};
+  int kept;  // rows of Z of both steps
+  float scores[tile_rows / 2];
+  wg.template make_scores<S::chunks, S::steps>(scores, wg.shared.X, pair > 0, [&] {
+    statistics.load(task, task.step(wg.args, step));
+    kept = wg.kept_rows(task, pair) | wg.kept_rows(task, tile::min(pair + 1, task.num_steps - 1)) << 16;
+  });
+  statistics.share();
 
-  __device__ __forceinline__ void run() {
-    int n;
-    ColumnsTask<config, gradient>::for_each(args, n, [&](const auto& task) {
-      auto& kept = shared.tasks[warpgroup];  // in shared memory: registers are short
-      if (thread == 0) kept = task;
-      ptx::barrier_sync(barrier_warpgroup + warpgroup, wg_threads);  // all may read it
-      make(kept);
-      ptx::barrier_sync(barrier_warpgroup + warpgroup, wg_threads);  // all have read it
-    });
+  // Nothing of this is kept while the products run: registers are short.
+  const auto place = task.step(wg.args, ptx::registers_fresh(step));
+  const tile::Sequence sequence = fresh_sequence(task.sequence);
+  const tile::Score<config.features> score(wg.args, sequence, place.head_idx);
+  const tile::Dropout dropout(wg.args, sequence.batch_idx, place.head_idx);
+  const int lane = ptx::registers_fresh(wg.thread) % 32;
+  const bool edge = !score.template all_visible<tile_rows, tile_rows>(place.q_begin, place.kv_begin) ||
+                    ((C::of_queries || S::next_sequence_rows) && place.q_begin + tile_rows > score.len_q);
+  const Math math{score,          dropout,        score.unit_scale() * tile::log2_e,
+                  place.q_begin,  place.kv_begin, 16 * (ptx::registers_fresh(wg.thread) / 32) + lane / 4,
+                  2 * (lane % 4), edge,           {false, false}};
+  if constexpr (Math::Bias::present)
+    math.bias = Math::load_bias(score, place.q_begin, place.kv_begin, ptx::registers_fresh(wg.thread));
+  typename Math::Packed W;
+  typename Math::Marks marks;
+  math.mark(marks);
+  if constexpr (C::has_dP) {
+    math.probabilities(scores, marks, [&](int i) { return statistics.lse2(math, i); }, [](int, float, float) {});
+    float dP[tile_rows / 2];  // after P, not under it
+    wg.template make_scores<S::chunks_v, S::steps_v>(dP, wg.shared.X2, false, [] {});
+    math.gradients(scores, dP, marks, [&](int i) { return statistics.delta(math, i); });
+    Math::pack(dP, W);
+  } else {
+    math.probabilities(
+        scores, marks, [&](int i) { return statistics.lse2(math, i); },
+        [&](int i, float p, float q) { W[i / 8][i / 2 % 4] = ptx::pack<S::type>(p, q); });
   }
+  if (pair + wg.index >= task.num_steps) {  // there is no such step; the last one runs twice
+    ptx::path<"backward/sm90 odd step of wide columns">();
+#pragma unroll
+    for (auto& four : W) {
+#pragma unroll
+      for (unsigned& word : four) word = 0;
+    }
+  }
+  wg.publish(W);
+  wg.add_rows(kept, G);
+  wg.phases ^= 1;
+}
 
- private:
-  __device__ __forceinline__ void make(const ColumnsTask<config, gradient>& task) {
-    float G[C::width / 2];
-    zero(G);
-    if (task.num_steps > 0) {
-      ptx::mbarrier_wait(shared.X_full, phases >> 1 & 1);  // the rows have landed
-      phases ^= 2;
+/// This warpgroup's columns of the rows to memory.
+template <BackwardConfig config, Gradient gradient>
+__device__ __forceinline__ void store_rows(const ColumnsWarpgroup<config, gradient>& wg,
+                                           const ColumnsTask<config, gradient>& task,
+                                           const float (&G)[Columns<config, gradient>::width / 2]) {
+  using C = Columns<config, gradient>;
+  using S = Shape<config>;
+  const auto rows = task.result(wg.args);
+  const float factor = gradient == Gradient::dV ? 1 : wg.args.scale;
+  const int t = ptx::registers_fresh(wg.thread), lane = t % 32, first = wg.index * C::width + 2 * (lane % 4);
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int row = 16 * (t / 32) + lane / 4 + 8 * half;
+    if (row >= rows.count) continue;
+#pragma unroll
+    for (int group = 0; group < C::width / 8; ++group) {
+      if (first + 8 * group >= C::dim) break;
+      const unsigned pair = ptx::pack<S::type>(G[4 * group + 2 * half] * factor, G[4 * group + 2 * half + 1] * factor);
+      ptx::store_global(reinterpret_cast<unsigned*>(rows.row(row) + first + 8 * group), pair);
+    }
+  }
+}
+
+/// The gradient of a task's rows.
+template <BackwardConfig config, Gradient gradient>
+__device__ __forceinline__ void compute_rows(ColumnsWarpgroup<config, gradient>& wg,
+                                             const ColumnsTask<config, gradient>& task) {
+  using C = Columns<config, gradient>;
+  float G[C::width / 2];
+  zero(G);
+  if (task.num_steps > 0) {
+    ptx::mbarrier_wait(wg.shared.X_full, wg.phases >> 1 & 1);  // the rows have landed
+    wg.phases ^= 2;
 #pragma unroll 1
-      for (int pair = 0; pair < task.num_steps; pair += 2) add_pair(task, pair, G);
-      this->finish_rows(G);
-      release(shared.X_empty);
-    }
-    write(task, G);
+    for (int pair = 0; pair < task.num_steps; pair += 2) add_pair(wg, task, pair, G);
+    wg.finish_rows(G);
+    wg.release(wg.shared.X_empty);
   }
-
-  /// Two steps.
-  __device__ __forceinline__ void add_pair(const ColumnsTask<config, gradient>& task, int pair, float (&G)[C::width / 2]) {
-    const int step = tile::min(pair + warpgroup, task.num_steps - 1);
-    Statistics statistics{*this};
-    int kept;  // rows of Z of both steps
-    float scores[tile_rows / 2];
-    this->template make_scores<S::chunks, S::steps>(scores, shared.X, pair > 0, [&] {
-      statistics.load(task, task.step(args, step));
-      kept = kept_rows(task, pair) | kept_rows(task, tile::min(pair + 1, task.num_steps - 1)) << 16;
-    });
-    statistics.share();
-
-    // Nothing of this is kept while the products run: registers are short.
-    const auto place = task.step(args, ptx::registers_fresh(step));
-    const tile::Sequence sequence = fresh_sequence(task.sequence);
-    const tile::Score<config.features> score(args, sequence, place.head_idx);
-    const tile::Dropout dropout(args, sequence.batch_idx, place.head_idx);
-    const int lane = ptx::registers_fresh(thread) % 32;
-    const bool edge = !score.template all_visible<tile_rows, tile_rows>(place.q_begin, place.kv_begin) ||
-                      ((C::of_queries || S::next_sequence_rows) && place.q_begin + tile_rows > score.len_q);
-    const Math math{score,          dropout,        score.unit_scale() * tile::log2_e,
-                    place.q_begin,  place.kv_begin, 16 * (ptx::registers_fresh(thread) / 32) + lane / 4,
-                    2 * (lane % 4), edge,           {false, false}};
-    if constexpr (Math::Bias::present)
-      math.bias = Math::load_bias(score, place.q_begin, place.kv_begin, ptx::registers_fresh(thread));
-    typename Math::Packed W;
-    typename Math::Marks marks;
-    math.mark(marks);
-    if constexpr (C::has_dP) {
-      math.probabilities(
-          scores, marks, [&](int i) { return statistics.lse2(math, i); }, [](int, float, float) {});
-      float dP[tile_rows / 2];  // after P, not under it
-      this->template make_scores<S::chunks_v, S::steps_v>(dP, shared.X2, false, [] {});
-      math.gradients(scores, dP, marks, [&](int i) { return statistics.delta(math, i); });
-      Math::pack(dP, W);
-    } else {
-      math.probabilities(
-          scores, marks, [&](int i) { return statistics.lse2(math, i); },
-          [&](int i, float p, float q) { W[i / 8][i / 2 % 4] = ptx::pack<type>(p, q); });
-    }
-    if (pair + warpgroup >= task.num_steps) {  // there is no such step; the last one runs twice
-      ptx::path<"backward/sm90 odd step of wide columns">();
-#pragma unroll
-      for (auto& four : W) {
-#pragma unroll
-        for (unsigned& word : four) word = 0;
-      }
-    }
-    publish(W);
-    add_rows(kept, G);
-    phases ^= 1;
-  }
-
-  __device__ __forceinline__ void write(const ColumnsTask<config, gradient>& task, const float (&G)[C::width / 2]) const {
-    const auto rows = task.result(args);
-    const float factor = gradient == Gradient::dV ? 1 : args.scale;
-    const int t = ptx::registers_fresh(thread), lane = t % 32, first = warpgroup * C::width + 2 * (lane % 4);
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int row = 16 * (t / 32) + lane / 4 + 8 * half;
-      if (row >= rows.count) continue;
-#pragma unroll
-      for (int group = 0; group < C::width / 8; ++group) {
-        if (first + 8 * group >= C::dim) break;
-        const unsigned pair = ptx::pack<type>(G[4 * group + 2 * half] * factor, G[4 * group + 2 * half + 1] * factor);
-        ptx::store_global(reinterpret_cast<unsigned*>(rows.row(row) + first + 8 * group), pair);
-      }
-    }
-  }
-};
+  store_rows(wg, task, G);
+}
 
 template <BackwardConfig config, Gradient gradient>
-__device__ __forceinline__ void make_columns(const AttentionArgs& args) {
+__device__ __forceinline__ void run_tasks(ColumnsWarpgroup<config, gradient>& wg) {
+  int n;
+  ColumnsTask<config, gradient>::for_each(wg.args, n, [&](const auto& task) {
+    auto& kept = wg.shared.tasks[wg.index];  // in shared memory: registers are short
+    if (wg.thread == 0) kept = task;
+    ptx::barrier_sync(barrier_warpgroup + wg.index, wg_threads);  // all may read it
+    compute_rows(wg, kept);
+    ptx::barrier_sync(barrier_warpgroup + wg.index, wg_threads);  // all have read it
+  });
+}
+
+template <BackwardConfig config, Gradient gradient>
+__device__ __forceinline__ void compute_columns(const AttentionArgs& args) {
   using Storage = ColumnsStorage<config, gradient>;
   static_assert(sizeof(Storage) <= backward_sm90_columns_shared_bytes(config, gradient != Gradient::dV));
   auto& shared = ptx::shared_storage<Storage>();
@@ -148,7 +154,8 @@ __device__ __forceinline__ void make_columns(const AttentionArgs& args) {
     if (threadIdx.x == 0) ColumnsProducer<config, gradient>{args, shared}.run();
   } else {
     ptx::registers_increase<240>();
-    ColumnsConsumer<config, gradient>{args, shared, warpgroup - 1, static_cast<int>(threadIdx.x) % wg_threads}.run();
+    ColumnsWarpgroup<config, gradient> wg{args, shared, warpgroup - 1, wg_thread()};
+    run_tasks(wg);
   }
   __syncwarp();  // not found by the emulator: the cluster's barrier wants the lanes of a warp together
   ptx::cluster_arrive();
@@ -160,17 +167,17 @@ __device__ __forceinline__ void make_columns(const AttentionArgs& args) {
 template <abi::BackwardConfig config>
 __device__ __forceinline__ void backward_sm90_columns_dq(const abi::AttentionArgs& args) {
   ptx::path<"backward/sm90 dQ by columns">();
-  backward_sm90::make_columns<config, backward_sm90::Gradient::dQ>(args);
+  backward_sm90::compute_columns<config, backward_sm90::Gradient::dQ>(args);
 }
 template <abi::BackwardConfig config>
 __device__ __forceinline__ void backward_sm90_columns_dk(const abi::AttentionArgs& args) {
   ptx::path<"backward/sm90 dK by columns">();
-  backward_sm90::make_columns<config, backward_sm90::Gradient::dK>(args);
+  backward_sm90::compute_columns<config, backward_sm90::Gradient::dK>(args);
 }
 template <abi::BackwardConfig config>
 __device__ __forceinline__ void backward_sm90_columns_dv(const abi::AttentionArgs& args) {
   ptx::path<"backward/sm90 dV by columns">();
-  backward_sm90::make_columns<config, backward_sm90::Gradient::dV>(args);
+  backward_sm90::compute_columns<config, backward_sm90::Gradient::dV>(args);
 }
 
 }  // namespace flash_attention

@@ -9,8 +9,9 @@
 
 namespace flash_attention::backward_sm90 {
 
+/// A warpgroup that computes: its step of each pair, its columns of the gradient.
 template <BackwardConfig config, Gradient gradient>
-struct ColumnsProducts {
+struct ColumnsWarpgroup {
   using C = Columns<config, gradient>;
   using S = Shape<config>;
   using Math = ScoreMath<config, C::rows, tile_rows>;
@@ -18,7 +19,7 @@ struct ColumnsProducts {
 
   const AttentionArgs& args;
   ColumnsStorage<config, gradient>& shared;
-  const int warpgroup;
+  const int index;
   const int thread;  // in the warpgroup
   PipelineState<S::stages> next{0}, oldest{0};
   unsigned phases = 0;  // that of W in bit 0, that of X in bit 1
@@ -48,7 +49,7 @@ struct ColumnsProducts {
     for (int chunk = 0; chunk < chunks; ++chunk) {
       const int stage = wait_for_stage();
       const unsigned long long A_desc = ptx::wgmma_descriptor(A, 0, 1024) + chunk * (chunk_bytes / 16);
-      const unsigned long long B_desc = ptx::wgmma_descriptor(shared.ring[stage] + warpgroup * chunk_elements, 0, 1024);
+      const unsigned long long B_desc = ptx::wgmma_descriptor(shared.ring[stage] + index * chunk_elements, 0, 1024);
       ptx::wgmma_fence();  // the registers have been used for other things
 #pragma unroll
       for (int step = 0; step < 4; ++step) {
@@ -69,7 +70,7 @@ struct ColumnsProducts {
 
   /// lse and delta: of this thread's two rows, or of all queries of the step, in shared memory.
   struct Statistics {
-    const ColumnsProducts& c;
+    const ColumnsWarpgroup& c;
     float of_rows[2][2];
     using Pair = typename Math::Pair;
 
@@ -95,12 +96,12 @@ struct ColumnsProducts {
     __device__ __forceinline__ void share() const {
       if constexpr (C::of_queries) return;
       const int thread = ptx::registers_fresh(c.thread);
-      c.shared.statistics[c.warpgroup][thread / tile_rows][thread % tile_rows] = of_rows[0][0];
-      ptx::barrier_sync(barrier_warpgroup + c.warpgroup, wg_threads);  // the whole warpgroup has written
+      c.shared.statistics[c.index][thread / tile_rows][thread % tile_rows] = of_rows[0][0];
+      ptx::barrier_sync(barrier_warpgroup + c.index, wg_threads);  // the whole warpgroup has written
     }
     __device__ __forceinline__ Pair get(const Math& math, int which, int i) const {
       if constexpr (C::of_queries) return Pair{of_rows[which][Math::row_of(i)], of_rows[which][Math::row_of(i)]};
-      return math.along_columns(c.shared.statistics[c.warpgroup][which], i);
+      return math.along_columns(c.shared.statistics[c.index][which], i);
     }
     __device__ __forceinline__ Pair lse2(const Math& math, int i) const { return get(math, 0, i); }
     __device__ __forceinline__ Pair delta(const Math& math, int i) const { return get(math, 1, i); }
@@ -111,7 +112,7 @@ struct ColumnsProducts {
     const auto t = static_cast<unsigned>(ptx::registers_fresh(thread));
     ptx::mbarrier_wait(shared.W_empty, (phases & 1) ^ 1);  // no product reads the last W
     const unsigned row = t / 32 * 16 + t % 16, place = row * 128 + (t / 16 % 2 ^ row % 8) * 16;
-    auto* to = reinterpret_cast<unsigned char*>(shared.W[warpgroup]);
+    auto* to = reinterpret_cast<unsigned char*>(shared.W[index]);
 #pragma unroll
     for (int i = 0; i < tile_rows / 16; ++i) ptx::stmatrix_x4(to + (place ^ i * 32), W[i][0], W[i][1], W[i][2], W[i][3]);
     ptx::fence_async_shared();  // W before the products' reads
@@ -128,7 +129,7 @@ struct ColumnsProducts {
 #pragma unroll 1
     for (int first = 0; first < 2 * tile_rows; first += C::z_rows) {
       const int stage = wait_for_stage();
-      auto* const Z = shared.ring[stage] + warpgroup * C::chunks * C::z_rows * chunk_dim;
+      auto* const Z = shared.ring[stage] + index * C::chunks * C::z_rows * chunk_dim;
       clear((first < tile_rows ? kept & 0xffff : kept >> 16) - first % tile_rows, Z);
       const unsigned long long Z_desc = ptx::wgmma_descriptor(Z, C::z_rows * 128, 1024);
       ptx::wgmma_fence();  // G has been written by ordinary instructions
@@ -187,8 +188,8 @@ struct ColumnsProducts {
         ptx::store_shared(address + (chunk * C::z_rows + used) * 128 + piece * 16, ptx::Vector<unsigned, 4>{});
       }
     }
-    ptx::fence_async_shared();                                     // the zeros before the products' reads
-    ptx::barrier_sync(barrier_warpgroup + warpgroup, wg_threads);  // those of the whole warpgroup
+    ptx::fence_async_shared();                                 // the zeros before the products' reads
+    ptx::barrier_sync(barrier_warpgroup + index, wg_threads);  // those of the whole warpgroup
   }
 };
 

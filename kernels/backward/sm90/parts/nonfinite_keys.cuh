@@ -47,4 +47,36 @@ __device__ __forceinline__ void zero_nonfinite_keys(const Warpgroup<config>& wg)
   ptx::barrier_sync(barrier_keys, S::warpgroups * wg_threads);
 }
 
+/// K of a stage, of which S has been computed: what a key does to the queries that see it is in S by now. Only tiles at an
+/// edge of the mask need it. The warpgroups, which share the stage, meet here from different places; four threads a row.
+template <class W>
+__device__ __forceinline__ void zero_nonfinite_keys_of_stage(const W& wg, int stage, int visible_rows) {
+  using S = typename W::S;
+  ptx::barrier_sync_apart(W::barrier_keys, W::warpgroups * wg_threads);  // both warpgroups have their S
+  const int row = wg.index * (tile_rows / 2) + wg.thread / 4;            // four threads share a row
+  bool nonfinite = row >= visible_rows;
+#pragma unroll 1
+  for (int c = 0; c < S::chunks; ++c) {
+#pragma unroll
+    for (int piece = wg.thread % 4; piece < 8; piece += 4) {
+      const auto words =
+          ptx::load_shared<ptx::Vector<unsigned, 4>>(swizzled(ptx::shared_address(wg.shared.K[stage][c]), row, piece));
+#pragma unroll
+      for (int x = 0; x < 4; ++x) nonfinite = nonfinite || !finite<S::type>(words[x]);
+    }
+  }
+  const unsigned nonfinite_lanes = ptx::ballot(nonfinite);
+  if ((nonfinite_lanes >> (wg.thread % 32 & ~3) & 15) != 0) {
+#pragma unroll 1
+    for (int c = 0; c < S::chunks; ++c) {
+#pragma unroll
+      for (int piece = wg.thread % 4; piece < 8; piece += 4) {
+        ptx::store_shared(swizzled(ptx::shared_address(wg.shared.K[stage][c]), row, piece), ptx::Vector<unsigned, 4>{});
+      }
+    }
+  }
+  ptx::fence_async_shared();                                             // the zeros before the products that read them
+  ptx::barrier_sync_apart(W::barrier_keys, W::warpgroups * wg_threads);  // those of both warpgroups
+}
+
 }  // namespace flash_attention::backward_sm90

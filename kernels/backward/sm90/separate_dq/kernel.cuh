@@ -7,7 +7,7 @@
 //     for each work tile: Q, dO -> shared
 //       for each KV tile:
 //         S = Q K^T            dP = dO V^T            64 queries x 64 keys, in registers       issue_S, issue_dP
-//         P = 2^(S - lse2)     dS = P (dP - delta)    registers                                make_dS
+//         P = 2^(S - lse2)     dS = P (dP - delta)    registers                                compute_dS
 //         dQ += dS K                                  dS from registers                        issue_dQ
 //       dQ * scale -> global
 //
@@ -15,6 +15,7 @@
 // while the others run. V of a tile is free when dP is complete. A block takes one work tile after another; Q and dO of the
 // next are loaded while dQ of this one is completed and stored.
 
+#include "backward/sm90/parts/nonfinite_keys.cuh"
 #include "backward/sm90/parts/products.cuh"
 #include "backward/sm90/parts/scores.cuh"
 #include "backward/sm90/prepare.cuh"
@@ -24,178 +25,170 @@
 
 namespace flash_attention {
 namespace backward_sm90 {
+/// Returns how many tiles of keys were loaded for it.
 template <BackwardConfig config>
-struct QueryConsumer : QueryKeys<config> {
-  using Base = QueryKeys<config>;
-  using Base::type, Base::args, Base::shared, Base::warpgroup, Base::thread, Base::zero_nonfinite_keys;
-  using typename Base::S;
+__device__ __forceinline__ unsigned compute_dQ(const QueryWarpgroup<config>& wg, const QueryTask<config>& task) {
+  using S = Shape<config>;
   using Math = ScoreMath<config, Rows::queries, tile_rows>;
-
-  unsigned done = 0;  // before this task: twice the tiles, plus whether the tasks that had tiles are odd in number
-
-  __device__ __forceinline__ void run() {
-    shared.tasks.consume(query_tasks<config>(args).count(), [&](int task_idx) {
-      const QueryTask<config> task(args, task_idx);
-      if (task.q_begin >= task.sequence.rows_q) return;
-      const unsigned tiles = make_dQ(task);
-      if (tiles > 0) done = done + 2 * tiles ^ 1;
-    });
-  }
-
- private:
-  /// Returns how many tiles of keys were loaded for it.
-  __device__ __forceinline__ unsigned make_dQ(const QueryTask<config>& task) const {
-    const int lane = thread % 32;
-    const int q_begin = task.q_begin + warpgroup * tile_rows;
-    const tile::Score<config.features> score(args, task.sequence, task.head_idx);
-    const tile::Dropout dropout(args, task.sequence.batch_idx, task.head_idx);
-    const int row = 16 * (thread / 32) + lane / 4;
-    const long long padded = task.head_idx * padded_rows(args) + padded_start(args, task.sequence) + q_begin;
-    float lse2[2], delta[2];
+  const int lane = wg.thread % 32;
+  const int q_begin = task.q_begin + wg.index * tile_rows;
+  const tile::Score<config.features> score(wg.args, task.sequence, task.head_idx);
+  const tile::Dropout dropout(wg.args, task.sequence.batch_idx, task.head_idx);
+  const int row = 16 * (wg.thread / 32) + lane / 4;
+  const long long padded = task.head_idx * padded_rows(wg.args) + padded_start(wg.args, task.sequence) + q_begin;
+  float lse2[2], delta[2];
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const bool exists = q_begin + row + 8 * r < score.len_q;
-      lse2[r] = exists ? workspace<float>(args, Region::lse2)[padded + row + 8 * r] : tile::infinity;
-      delta[r] = exists ? workspace<float>(args, Region::delta)[padded + row + 8 * r] : 0;
+  for (int r = 0; r < 2; ++r) {
+    const bool exists = q_begin + row + 8 * r < score.len_q;
+    lse2[r] = exists ? workspace<float>(wg.args, Region::lse2)[padded + row + 8 * r] : tile::infinity;
+    delta[r] = exists ? workspace<float>(wg.args, Region::delta)[padded + row + 8 * r] : 0;
+  }
+  // The addresses of a bias take the registers of dP: there it comes after P, not under it.
+  constexpr bool late_dP = config.features.bias && S::width > 128;
+  // The bytes of a boolean mask by itself come while the products are in flight.
+  constexpr bool asks_early =
+      config.features.mask && !config.features.dropout && !config.features.modifies_scores() && !S::listed;
+  float dQ[S::width / 2], scores[tile_rows / 2], dP[tile_rows / 2];
+  typename Math::Packed dS;
+  typename Math::Bias bias;  // of the tile whose S is in flight
+  zero(dQ);
+
+  // Both warpgroups must say the same: they meet in zero_nonfinite_keys_of_stage.
+  const auto edge_at = [&](int tile_idx) {
+    return !score.template all_visible<query_rows, tile_rows>(task.q_begin, tile_idx * tile_rows) ||
+           task.q_begin + query_rows > score.len_q;
+  };
+  const auto math_of = [&](int tile_idx) {
+    const int kv_begin = tile_idx * tile_rows;
+    return Math{score,
+                dropout,
+                score.unit_scale() * tile::log2_e,
+                q_begin,
+                kv_begin,
+                row,
+                2 * (lane % 4),
+                edge_at(tile_idx),
+                {false, false},
+                bias};
+  };
+  using Storage = QueryStorage<config>;
+  const auto state_K = [&](unsigned tile) { return PipelineState<Storage::stages_K>(wg.done / 2 + tile); };
+  const auto state_V = [&](unsigned tile) { return PipelineState<Storage::stages_V>(wg.done / 2 + tile); };
+  QueryPlace place{};  // of the tile in hand, if masks choose
+  const auto tile_of = [&](unsigned tile) { return S::listed ? place.tile() : task.tiles.begin + static_cast<int>(tile); };
+  const auto issue_S = [&](unsigned tile, int fresh) {
+    const auto state = state_K(tile);
+    ptx::mbarrier_wait(wg.shared.K_full[state.stage], state.phase);  // K has landed
+    if constexpr (S::listed) place = wg.shared.K_place[state.stage];
+    ptx::wgmma_fence();  // the registers of S have been used for other things
+    issue_dots<S::type, S::steps>(scores, wg.shared.Q[wg.index], wg.shared.K[state.stage], fresh);
+    if constexpr (Math::Bias::present) {
+      bias = Math::load_bias(score, q_begin, tile_of(tile) * tile_rows, wg.thread);
+      Math::Bias::template prefetch<tile_rows, tile_rows>(score, q_begin, (tile_of(tile) + 3) * tile_rows, wg.thread);
     }
-    // The addresses of a bias take the registers of dP: there it comes after P, not under it.
-    constexpr bool late_dP = config.features.bias && S::width > 128;
-    // The bytes of a boolean mask by itself come while the products are in flight.
-    constexpr bool asks_early =
-        config.features.mask && !config.features.dropout && !config.features.modifies_scores() && !S::listed;
-    float dQ[S::width / 2], scores[tile_rows / 2], dP[tile_rows / 2];
-    typename Math::Packed dS;
-    typename Math::Bias bias;  // of the tile whose S is in flight
-    zero(dQ);
-
-    // Both warpgroups must say the same: they meet in zero_nonfinite_keys.
-    const auto edge_at = [&](int tile_idx) {
-      return !score.template all_visible<query_rows, tile_rows>(task.q_begin, tile_idx * tile_rows) ||
-             task.q_begin + query_rows > score.len_q;
-    };
-    const auto math_of = [&](int tile_idx) {
-      const int kv_begin = tile_idx * tile_rows;
-      return Math{score,
-                  dropout,
-                  score.unit_scale() * tile::log2_e,
-                  q_begin,
-                  kv_begin,
-                  row,
-                  2 * (lane % 4),
-                  edge_at(tile_idx),
-                  {false, false},
-                  bias};
-    };
-    using Storage = QueryStorage<config>;
-    const auto state_K = [&](unsigned tile) { return PipelineState<Storage::stages_K>(done / 2 + tile); };
-    const auto state_V = [&](unsigned tile) { return PipelineState<Storage::stages_V>(done / 2 + tile); };
-    QueryPlace place{};  // of the tile in hand, if masks choose
-    const auto tile_of = [&](unsigned tile) {
-      return S::listed ? place.tile() : task.tiles.begin + static_cast<int>(tile);
-    };
-    const auto issue_S = [&](unsigned tile, int fresh) {
-      const auto state = state_K(tile);
-      ptx::mbarrier_wait(shared.K_full[state.stage], state.phase);  // K has landed
-      if constexpr (S::listed) place = shared.K_place[state.stage];
-      ptx::wgmma_fence();  // the registers of S have been used for other things
-      issue_dots<type, S::steps>(scores, shared.Q[warpgroup], shared.K[state.stage], fresh);
-      if constexpr (Math::Bias::present) {
-        bias = Math::load_bias(score, q_begin, tile_of(tile) * tile_rows, thread);
-        Math::Bias::template prefetch<tile_rows, tile_rows>(score, q_begin, (tile_of(tile) + 3) * tile_rows, thread);
-      }
-    };
-    const auto issue_dP = [&](unsigned tile, int fresh) {
-      const auto state = state_V(tile);
-      ptx::mbarrier_wait(shared.V_full[state.stage], state.phase);  // V has landed
-      ptx::wgmma_fence();                                           // the registers of dP have been used for other things
-      issue_dots<type, S::steps_v>(dP, shared.dO[warpgroup], shared.V[state.stage], fresh);
-    };
-    const auto issue_dQ = [&](unsigned tile, int fresh) {
-      issue_rows<type, S::width>(dQ, dS, shared.K[state_K(tile).stage], fresh);
-    };
-    const auto release = [&](ptx::Mbarrier& empty) {
-      if (thread == 0) ptx::mbarrier_arrive(empty);
-    };
-    // Tiles of which only the other warpgroup sees something: edges of the block, so that both meet in zero_nonfinite_keys.
-    // By then the other one has waited for K and V of the tile and released the tiles before: no stage is released twice
-    // before it.
-    const auto skip_tiles = [&](unsigned begin, unsigned end) {
+  };
+  const auto issue_dP = [&](unsigned tile, int fresh) {
+    const auto state = state_V(tile);
+    ptx::mbarrier_wait(wg.shared.V_full[state.stage], state.phase);  // V has landed
+    ptx::wgmma_fence();                                              // the registers of dP have been used for other things
+    issue_dots<S::type, S::steps_v>(dP, wg.shared.dO[wg.index], wg.shared.V[state.stage], fresh);
+  };
+  const auto issue_dQ = [&](unsigned tile, int fresh) {
+    issue_rows<S::type, S::width>(dQ, dS, wg.shared.K[state_K(tile).stage], fresh);
+  };
+  const auto release = [&](ptx::Mbarrier& empty) {
+    if (wg.thread == 0) ptx::mbarrier_arrive(empty);
+  };
+  // Tiles of which only the other warpgroup sees something: edges of the block, so that both meet in
+  // zero_nonfinite_keys_of_stage. By then the other one has waited for K and V of the tile and released the tiles before:
+  // no stage is released twice before it.
+  const auto skip_tiles = [&](unsigned begin, unsigned end) {
 #pragma unroll 1
-      for (unsigned tile = begin; tile < end; ++tile) {
-        zero_nonfinite_keys(state_K(tile).stage,
-                            score.visible_kv - (task.tiles.begin + static_cast<int>(tile)) * tile_rows);
-        release(shared.K_empty[state_K(tile).stage]);
-        release(shared.V_empty[state_V(tile).stage]);
-      }
-    };
-    const auto make_dS = [&](unsigned tile) {
-      const Math math = math_of(tile_of(tile));
-      typename Math::Marks marks;
-      if constexpr (asks_early) math.mark(marks);
-      Math::prefetch_mask(score, q_begin, math.kv_begin + 2 * tile_rows, thread);
-      ptx::wgmma_wait<late_dP ? 0 : 1>();  // S is complete; dP may still run
-      ptx::wgmma_pin(scores);
-      if constexpr (!asks_early) math.mark(marks);
-      math.probabilities(
-          scores, marks, [&](int i) { return typename Math::Pair{lse2[Math::row_of(i)], lse2[Math::row_of(i)]}; },
-          [](int, float, float) {});
-      if constexpr (late_dP) issue_dP(tile, ptx::registers_fresh(0));
-      ptx::wgmma_wait<0>();  // dP is complete
-      ptx::wgmma_pin(dP);
-      release(shared.V_empty[state_V(tile).stage]);
-      math.gradients(scores, dP, marks,
-                     [&](int i) { return typename Math::Pair{delta[Math::row_of(i)], delta[Math::row_of(i)]}; });
-      Math::pack(dP, dS);
-      ptx::wgmma_pin(dS);
-      if (math.edge) zero_nonfinite_keys(state_K(tile).stage, score.visible_kv - math.kv_begin);
-    };
+    for (unsigned tile = begin; tile < end; ++tile) {
+      zero_nonfinite_keys_of_stage(wg, state_K(tile).stage,
+                                   score.visible_kv - (task.tiles.begin + static_cast<int>(tile)) * tile_rows);
+      release(wg.shared.K_empty[state_K(tile).stage]);
+      release(wg.shared.V_empty[state_V(tile).stage]);
+    }
+  };
+  const auto compute_dS = [&](unsigned tile) {
+    const Math math = math_of(tile_of(tile));
+    typename Math::Marks marks;
+    if constexpr (asks_early) math.mark(marks);
+    Math::prefetch_mask(score, q_begin, math.kv_begin + 2 * tile_rows, wg.thread);
+    ptx::wgmma_wait<late_dP ? 0 : 1>();  // S is complete; dP may still run
+    ptx::wgmma_pin(scores);
+    if constexpr (!asks_early) math.mark(marks);
+    math.probabilities(
+        scores, marks, [&](int i) { return typename Math::Pair{lse2[Math::row_of(i)], lse2[Math::row_of(i)]}; },
+        [](int, float, float) {});
+    if constexpr (late_dP) issue_dP(tile, ptx::registers_fresh(0));
+    ptx::wgmma_wait<0>();  // dP is complete
+    ptx::wgmma_pin(dP);
+    release(wg.shared.V_empty[state_V(tile).stage]);
+    math.gradients(scores, dP, marks,
+                   [&](int i) { return typename Math::Pair{delta[Math::row_of(i)], delta[Math::row_of(i)]}; });
+    Math::pack(dP, dS);
+    ptx::wgmma_pin(dS);
+    if (math.edge) zero_nonfinite_keys_of_stage(wg, state_K(tile).stage, score.visible_kv - math.kv_begin);
+  };
 
-    unsigned num_tiles = static_cast<unsigned>(task.tiles.end - task.tiles.begin);
-    if constexpr (S::listed) num_tiles = task.first_listed(args) < task.tiles.end ? 1 : 0;
-    if (num_tiles > 0) {
-      tile::TileRange own = score.template key_tiles<tile_rows, tile_rows>(q_begin);
-      // If masks choose the tiles, both warpgroups loop over all of them, and count them.
-      if constexpr (S::listed) own = {task.tiles.begin, task.tiles.end};
-      const unsigned first = own.begin < own.end ? own.begin - task.tiles.begin : 0;  // this warpgroup's part of the tiles
-      unsigned end = own.begin < own.end ? own.end - task.tiles.begin : 0;
-      ptx::mbarrier_wait(shared.Q_full, done & 1);   // Q has landed
-      ptx::mbarrier_wait(shared.dO_full, done & 1);  // dO has landed
-      if (first < end) {
-        skip_tiles(0, first);
-        int fresh = ptx::registers_fresh(0);
-        issue_S(first, fresh);
-        if constexpr (!late_dP) issue_dP(first, fresh);
-        make_dS(first);
-        unsigned tile = first + 1;
+  unsigned num_tiles = static_cast<unsigned>(task.tiles.end - task.tiles.begin);
+  if constexpr (S::listed) num_tiles = task.first_listed(wg.args) < task.tiles.end ? 1 : 0;
+  if (num_tiles > 0) {
+    tile::TileRange own = score.template key_tiles<tile_rows, tile_rows>(q_begin);
+    // If masks choose the tiles, both warpgroups loop over all of them, and count them.
+    if constexpr (S::listed) own = {task.tiles.begin, task.tiles.end};
+    const unsigned first = own.begin < own.end ? own.begin - task.tiles.begin : 0;  // this warpgroup's part of the tiles
+    unsigned end = own.begin < own.end ? own.end - task.tiles.begin : 0;
+    ptx::mbarrier_wait(wg.shared.Q_full, wg.done & 1);   // Q has landed
+    ptx::mbarrier_wait(wg.shared.dO_full, wg.done & 1);  // dO has landed
+    if (first < end) {
+      skip_tiles(0, first);
+      int fresh = ptx::registers_fresh(0);
+      issue_S(first, fresh);
+      if constexpr (!late_dP) issue_dP(first, fresh);
+      compute_dS(first);
+      unsigned tile = first + 1;
 #pragma unroll 1
-        for (; S::listed ? !place.is_last() : tile < end; ++tile) {
-          fresh = ptx::registers_fresh(0);
-          issue_dQ(tile - 1, fresh);
-          issue_S(tile, fresh);
-          ptx::wgmma_wait<1>();  // dQ is done: dS and the stage of K are free; S may still run
-          ptx::wgmma_pin(dQ);
-          ptx::wgmma_pin(dS);
-          release(shared.K_empty[state_K(tile - 1).stage]);
-          if constexpr (!late_dP) issue_dP(tile, fresh);
-          make_dS(tile);
-        }
-        if constexpr (S::listed) num_tiles = end = tile;
-        issue_dQ(end - 1, ptx::registers_fresh(0));
-        ptx::wgmma_wait<0>();  // dQ is complete
+      for (; S::listed ? !place.is_last() : tile < end; ++tile) {
+        fresh = ptx::registers_fresh(0);
+        issue_dQ(tile - 1, fresh);
+        issue_S(tile, fresh);
+        ptx::wgmma_wait<1>();  // dQ is done: dS and the stage of K are free; S may still run
         ptx::wgmma_pin(dQ);
         ptx::wgmma_pin(dS);
-        release(shared.K_empty[state_K(end - 1).stage]);
+        release(wg.shared.K_empty[state_K(tile - 1).stage]);
+        if constexpr (!late_dP) issue_dP(tile, fresh);
+        compute_dS(tile);
       }
-      release(shared.Q_empty);
-      release(shared.dO_empty);
-      skip_tiles(end, num_tiles);
+      if constexpr (S::listed) num_tiles = end = tile;
+      issue_dQ(end - 1, ptx::registers_fresh(0));
+      ptx::wgmma_wait<0>();  // dQ is complete
+      ptx::wgmma_pin(dQ);
+      ptx::wgmma_pin(dS);
+      release(wg.shared.K_empty[state_K(end - 1).stage]);
     }
-    // Rows past the used length are 0: their scores are hidden, and nothing in K is left that is not finite.
-    auto rows = tile::query_rows<typename S::Element, config.features>(args.dQ, task.sequence, task.head_idx).from(q_begin);
-    write_rows<type, config.head_dim>(rows, dQ, args.scale, thread);
-    return num_tiles;
+    release(wg.shared.Q_empty);
+    release(wg.shared.dO_empty);
+    skip_tiles(end, num_tiles);
   }
-};
+  // Rows past the used length are 0: their scores are hidden, and nothing in K is left that is not finite.
+  auto rows =
+      tile::query_rows<typename S::Element, config.features>(wg.args.dQ, task.sequence, task.head_idx).from(q_begin);
+  write_rows<S::type, config.head_dim>(rows, dQ, wg.args.scale, wg.thread);
+  return num_tiles;
+}
+
+template <BackwardConfig config>
+__device__ __forceinline__ void run_tasks(QueryWarpgroup<config>& wg) {
+  wg.shared.tasks.consume(query_tasks<config>(wg.args).count(), [&](int task_idx) {
+    const QueryTask<config> task(wg.args, task_idx);
+    if (task.q_begin >= task.sequence.rows_q) return;
+    const unsigned tiles = compute_dQ(wg, task);
+    if (tiles > 0) wg.done = wg.done + 2 * tiles ^ 1;
+  });
+}
 
 }  // namespace backward_sm90
 
@@ -228,7 +221,8 @@ __device__ __forceinline__ void backward_sm90_separate_dq_kernel(const abi::Atte
     }
   } else {
     ptx::registers_increase<Shape<config>::listed ? 232 : 240>();
-    QueryConsumer<config>{args, shared, warpgroup - 1, static_cast<int>(threadIdx.x) % wg_threads}.run();
+    QueryWarpgroup<config> wg{args, shared, warpgroup - 1, wg_thread()};
+    run_tasks(wg);
   }
 }
 

@@ -14,7 +14,6 @@ namespace flash_attention::backward_sm90 {
 
 constexpr int query_warpgroups = 2;
 constexpr int query_rows = query_warpgroups * tile_rows;  // of a block
-constexpr int barrier_query_keys = 1;
 
 /// Which tile of keys a stage holds, if masks choose.
 struct QueryPlace {
@@ -132,47 +131,17 @@ struct QueryProducer {
   }
 };
 
-/// K of a stage made safe for dS K: hidden rows and rows with NaN or Inf become zero.
+/// A warpgroup that computes: dQ of 64 queries.
 template <BackwardConfig config>
-struct QueryKeys {
+struct QueryWarpgroup {
   using S = Shape<config>;
-  static constexpr Type type = S::type;
+  static constexpr int warpgroups = query_warpgroups, barrier_keys = 1;  // zero_nonfinite_keys_of_stage
 
   const AttentionArgs& args;
   QueryStorage<config>& shared;
-  const int warpgroup;
-  const int thread;  // in the warpgroup
-
-  /// Zeroes the rows of K in a stage that hold NaN or Inf or belong to no visible key: dS K would multiply them by the
-  /// zeros of hidden scores. What they do to the queries that see them is in S by now. The warpgroups come here from
-  /// different places.
-  __device__ __forceinline__ void zero_nonfinite_keys(int stage, int visible_rows) const {
-    ptx::barrier_sync_apart(barrier_query_keys, query_warpgroups * wg_threads);  // both warpgroups have their S
-    const int row = warpgroup * (tile_rows / 2) + thread / 4;                    // four threads share a row
-    bool nonfinite = row >= visible_rows;
-#pragma unroll 1
-    for (int c = 0; c < S::chunks; ++c) {
-#pragma unroll
-      for (int piece = thread % 4; piece < 8; piece += 4) {
-        const auto words =
-            ptx::load_shared<ptx::Vector<unsigned, 4>>(swizzled(ptx::shared_address(shared.K[stage][c]), row, piece));
-#pragma unroll
-        for (int x = 0; x < 4; ++x) nonfinite = nonfinite || !finite<type>(words[x]);
-      }
-    }
-    const unsigned nonfinite_lanes = ptx::ballot(nonfinite);
-    if ((nonfinite_lanes >> (thread % 32 & ~3) & 15) != 0) {
-#pragma unroll 1
-      for (int c = 0; c < S::chunks; ++c) {
-#pragma unroll
-        for (int piece = thread % 4; piece < 8; piece += 4) {
-          ptx::store_shared(swizzled(ptx::shared_address(shared.K[stage][c]), row, piece), ptx::Vector<unsigned, 4>{});
-        }
-      }
-    }
-    ptx::fence_async_shared();  // the zeros before the products that read them
-    ptx::barrier_sync_apart(barrier_query_keys, query_warpgroups * wg_threads);  // those of both warpgroups
-  }
+  const int index;    // its rows are 64 index and following of the block's
+  const int thread;   // in the warpgroup
+  unsigned done = 0;  // before this task: twice the tiles, plus whether the tasks that had tiles are odd in number
 };
 
 }  // namespace flash_attention::backward_sm90

@@ -4,14 +4,15 @@
 // and the other reads.
 
 #include "backward/sm90/parts/scores.cuh"
-#include "backward/sm90/wide/producer.cuh"
+#include "backward/sm90/wide/storage.cuh"
 #include "ptx/registers.cuh"
 #include "ptx/warp.cuh"
 
 namespace flash_attention::backward_sm90 {
 
-template <BackwardConfig config, int warpgroup>
-struct WideExchange {
+/// One of the warpgroups: 0 computes dV, 1 dK.
+template <BackwardConfig config, int index>
+struct WideWarpgroup {
   using S = Shape<config>;
   using Math = ScoreMath<config, Rows::keys, tile_rows>;
   using Storage = WideStorage<config>;
@@ -54,14 +55,13 @@ struct WideExchange {
   __device__ __forceinline__ const void* await_Q(const Task<config>& task, int step) const {
     const auto state = state_Q(step);
     ptx::mbarrier_wait(shared.Q_full[state.stage], state.phase);  // Q and the statistics have landed
-    clear_next_sequence_rows<config>(shared.Q[state.stage], warpgroup, thread, task.sequence.len_q - task.q_begin_of(step));
+    clear_next_sequence_rows<config>(shared.Q[state.stage], index, thread, task.sequence.len_q - task.q_begin_of(step));
     return shared.Q[state.stage];
   }
   __device__ __forceinline__ const void* await_dO(const Task<config>& task, int step) const {
     const auto state = state_dO(step);
     ptx::mbarrier_wait(shared.dO_full[state.stage], state.phase);  // dO has landed
-    clear_next_sequence_rows<config>(shared.dO[state.stage], warpgroup, thread,
-                                     task.sequence.len_q - task.q_begin_of(step));
+    clear_next_sequence_rows<config>(shared.dO[state.stage], index, thread, task.sequence.len_q - task.q_begin_of(step));
     return shared.dO[state.stage];
   }
   /// This warpgroup has read a tile for the last time.
@@ -75,12 +75,14 @@ struct WideExchange {
   /// Calls use(math) with the scores of a step.
   template <typename Use>
   __device__ __forceinline__ void with_scores(const Task<config>& task, int step, Use use) const {
-    const int head_idx = task.head_of(args, step), q_begin = task.q_begin_of(step), lane = thread % 32;
+    const int head_idx = task.head_of(args, step), q_begin = task.q_begin_of(step);
     const tile::Sequence sequence = fresh_sequence(task.sequence);
     const tile::Score<config.features> score(args, sequence, head_idx);
     const tile::Dropout dropout(args, sequence.batch_idx, head_idx);
     const bool all_visible = score.template all_visible<tile_rows, tile_rows>(q_begin, task.kv_begin) &&
                              !(S::next_sequence_rows && q_begin + tile_rows > score.len_q);
+    // As in Math::of_thread(), by which the compiler would choose other registers.
+    const int lane = thread % 32;
     use(Math{score,
              dropout,
              score.unit_scale() * tile::log2_e,

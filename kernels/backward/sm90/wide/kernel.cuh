@@ -7,8 +7,8 @@
 //
 //     for each work tile: K, V -> shared
 //       for each step (query head, query tile):
-//         warpgroup 0, make_dV:   S^T = K Q^T      P^T = 2^(S^T - lse2)          dV += P^T dO
-//         warpgroup 1, make_dK:   dP^T = V dO^T    dS^T = P^T (dP^T - delta)     dK += dS^T Q
+//         warpgroup 0, compute_dV:   S^T = K Q^T      P^T = 2^(S^T - lse2)          dV += P^T dO
+//         warpgroup 1, compute_dK:   dP^T = V dO^T    dS^T = P^T (dP^T - delta)     dK += dS^T Q
 //       dV, dK * scale -> global
 //
 // P goes from one to the other through shared memory, in the order of the registers. dQ is
@@ -23,195 +23,199 @@
 
 namespace flash_attention {
 namespace backward_sm90 {
-/// Warpgroup 0 makes dV, warpgroup 1 dK.
-template <BackwardConfig config, int warpgroup>
-struct WideConsumer : WideExchange<config, warpgroup> {
-  using Base = WideExchange<config, warpgroup>;
-  using Base::state_Q, Base::state_dO, Base::stage_Q, Base::stage_dO, Base::load_K, Base::await_Q, Base::await_dO,
-      Base::release, Base::rows_of, Base::with_scores, Base::send_P, Base::receive_P;
-  using Base::type, Base::register_steps, Base::args, Base::shared, Base::thread, Base::tiles, Base::first_step;
-  using typename Base::S, typename Base::Math, typename Base::Storage;
-
-  __device__ __forceinline__ void run() {
-    if constexpr (warpgroup == 1) Base::announce_empty_P();
-    shared.tasks.consume(key_tasks<config>(args).count(), [&](int task_idx) {
-      const Task<config> task = key_task<config>(args, task_idx);
-      if (task.kv_begin >= task.sequence.rows_kv) return;
-      if constexpr (warpgroup == 0) {
-        make_dV(task);
-      } else {
-        make_dK(task);
-      }
-      first_step += task.num_steps;
-      tiles += task.num_steps > 0;
+/// Warpgroup 0: dV of a task.
+template <BackwardConfig config>
+__device__ __forceinline__ void compute_dV(const WideWarpgroup<config, 0>& wg, const Task<config>& task) {
+  using W = WideWarpgroup<config, 0>;
+  using S = Shape<config>;
+  using Math = typename W::Math;
+  float dV[S::width_v / 2], St[tile_rows / 2];
+  typename Math::Packed P;
+  zero(dV);
+  unsigned K[tile::max(W::register_steps, 1)][4];
+  wg.load_K(task, K);
+  typename Math::Bias bias;  // of the step whose S is in flight
+  const auto issue_S = [&](int step, int fresh) {
+    const void* Q = wg.await_Q(task, step);
+    ptx::wgmma_fence();  // the registers of S have been used for other things
+    const unsigned long long Q_desc = ptx::wgmma_descriptor(Q, 0, 1024) + fresh;
+#pragma unroll
+    for (int i = 0; i < W::register_steps; ++i)
+      ptx::wgmma_rs<S::type, tile_rows, ptx::Major::k>(St, K[i], Q_desc + dots_offset(i), i != 0);
+    const unsigned long long K_desc = ptx::wgmma_descriptor(wg.shared.K, 0, 1024) + fresh;
+#pragma unroll
+    for (int i = W::register_steps; i < S::steps; ++i) {
+      ptx::wgmma_ss<S::type, tile_rows, ptx::Major::k, ptx::Major::k>(St, K_desc + dots_offset(i - W::register_steps),
+                                                                      Q_desc + dots_offset(i), i != 0);
+    }
+    ptx::wgmma_commit();
+    wg.load_bias(task, step, bias);
+  };
+  const auto issue_dV = [&](int step, int fresh) {
+    issue_rows<S::type, S::width_v>(dV, P, wg.await_dO(task, step), fresh);
+  };
+  // S becomes P while dV of the step before still reads P's registers, and is packed into them later.
+  typename Math::Tile weights;  // P as dV needs it
+  typename Math::Marks marks;
+  // Where scores have a slope, dS needs P times it and dV needs P.
+  constexpr bool has_slope = config.features.softcap || config.features.score_program;
+  // Without one, what dropout leaves of P follows from P and the marks: 32 registers fewer until it is packed.
+  constexpr bool drops_late = config.features.dropout && !has_slope;
+  const auto make_P = [&](int step) {
+    if (step + 1 == task.num_steps) wg.release(wg.shared.K_empty);
+    wg.with_scores(task, step, [&](const Math& math) {
+      math.bias = bias;
+      math.probabilities(
+          St, marks, [&](int i) { return math.along_columns(wg.shared.lse2[wg.stage_Q(step)], i); },
+          [&](int i, float p, float q) {
+            if constexpr (!drops_late) weights[i] = p, weights[i + 1] = q;
+          });
     });
-    if constexpr (warpgroup == 0) Base::await_last_reads_of_P();
-  }
-
- private:
-  __device__ __forceinline__ void make_dV(const Task<config>& task) const {
-    float dV[S::width_v / 2], St[tile_rows / 2];
-    typename Math::Packed P;
-    zero(dV);
-    unsigned K[tile::max(register_steps, 1)][4];
-    load_K(task, K);
-    typename Math::Bias bias;  // of the step whose S is in flight
-    const auto issue_S = [&](int step, int fresh) {
-      const void* Q = await_Q(task, step);
-      ptx::wgmma_fence();  // the registers of S have been used for other things
-      const unsigned long long Q_desc = ptx::wgmma_descriptor(Q, 0, 1024) + fresh;
+    wg.release(wg.shared.Q_empty[wg.stage_Q(step)]);
+  };
+  const auto pack_and_send = [&](int step) {
+    if constexpr (drops_late) {
 #pragma unroll
-      for (int i = 0; i < register_steps; ++i)
-        ptx::wgmma_rs<type, tile_rows, ptx::Major::k>(St, K[i], Q_desc + dots_offset(i), i != 0);
-      const unsigned long long K_desc = ptx::wgmma_descriptor(shared.K, 0, 1024) + fresh;
-#pragma unroll
-      for (int i = register_steps; i < S::steps; ++i) {
-        ptx::wgmma_ss<type, tile_rows, ptx::Major::k, ptx::Major::k>(St, K_desc + dots_offset(i - register_steps),
-                                                                     Q_desc + dots_offset(i), i != 0);
-      }
-      ptx::wgmma_commit();
-      this->load_bias(task, step, bias);
-    };
-    const auto issue_dV = [&](int step, int fresh) { issue_rows<type, S::width_v>(dV, P, await_dO(task, step), fresh); };
-    // S becomes P while dV of the step before still reads P's registers, and is packed into them later.
-    typename Math::Tile weights;  // P as dV needs it
-    typename Math::Marks marks;
-    // Where scores have a slope, dS needs P times it and dV needs P.
-    constexpr bool has_slope = config.features.softcap || config.features.score_program;
-    // Without one, what dropout leaves of P follows from P and the marks: 32 registers fewer until it is packed.
-    constexpr bool drops_late = config.features.dropout && !has_slope;
-    const auto make_P = [&](int step) {
-      if (step + 1 == task.num_steps) release(shared.K_empty);
-      with_scores(task, step, [&](const Math& math) {
-        math.bias = bias;
-        math.probabilities(
-            St, marks, [&](int i) { return math.along_columns(shared.lse2[stage_Q(step)], i); },
-            [&](int i, float p, float q) {
-              if constexpr (!drops_late) weights[i] = p, weights[i + 1] = q;
-            });
-      });
-      release(shared.Q_empty[stage_Q(step)]);
-    };
-    const auto pack_and_send = [&](int step) {
-      if constexpr (drops_late) {
-#pragma unroll
-        for (int i = 0; i < tile_rows / 2; ++i) weights[i] = marks.is_dropped(i) ? 0 : St[i];
-      }
-      Math::pack(weights, P);
-      ptx::wgmma_pin(P);
-      if constexpr (config.features.dropout || has_slope) {
-        typename Math::Packed before_dropout;
-        Base::negate_dropped(St, marks);
-        Math::pack(St, before_dropout);
-        send_P(step, before_dropout);
-      } else {
-        send_P(step, P);
-      }
-    };
-    if (task.num_steps > 0) {
-      ptx::mbarrier_wait(shared.K_full, tiles & 1);  // K has landed
-      issue_S(0, ptx::registers_fresh(0));
-      this->make_marks(task, 0, marks);
-      ptx::wgmma_wait<0>();  // S is complete
-      ptx::wgmma_pin(St);
-      make_P(0);
-      pack_and_send(0);
+      for (int i = 0; i < tile_rows / 2; ++i) weights[i] = marks.is_dropped(i) ? 0 : St[i];
+    }
+    Math::pack(weights, P);
+    ptx::wgmma_pin(P);
+    if constexpr (config.features.dropout || has_slope) {
+      typename Math::Packed before_dropout;
+      wg.negate_dropped(St, marks);
+      Math::pack(St, before_dropout);
+      wg.send_P(step, before_dropout);
+    } else {
+      wg.send_P(step, P);
+    }
+  };
+  if (task.num_steps > 0) {
+    ptx::mbarrier_wait(wg.shared.K_full, wg.tiles & 1);  // K has landed
+    issue_S(0, ptx::registers_fresh(0));
+    wg.make_marks(task, 0, marks);
+    ptx::wgmma_wait<0>();  // S is complete
+    ptx::wgmma_pin(St);
+    make_P(0);
+    pack_and_send(0);
 #pragma unroll 1
-      for (int step = 1; step < task.num_steps; ++step) {
-        const int fresh = ptx::registers_fresh(0);
-        issue_S(step, fresh);
-        issue_dV(step - 1, fresh);
-        this->make_marks(task, step, marks);
-        ptx::wgmma_wait<1>();  // S is complete; dV of the step before may still run
-        ptx::wgmma_pin(St);
-        make_P(step);
-        ptx::wgmma_wait<0>();  // that dV is done: P may be written and the stage filled
-        ptx::wgmma_pin(dV);
-        ptx::wgmma_pin(P);
-        release(shared.dO_empty[stage_dO(step - 1)]);
-        pack_and_send(step);
-      }
-      issue_dV(task.num_steps - 1, ptx::registers_fresh(0));
-      ptx::wgmma_wait<0>();  // dV is complete
+    for (int step = 1; step < task.num_steps; ++step) {
+      const int fresh = ptx::registers_fresh(0);
+      issue_S(step, fresh);
+      issue_dV(step - 1, fresh);
+      wg.make_marks(task, step, marks);
+      ptx::wgmma_wait<1>();  // S is complete; dV of the step before may still run
+      ptx::wgmma_pin(St);
+      make_P(step);
+      ptx::wgmma_wait<0>();  // that dV is done: P may be written and the stage filled
       ptx::wgmma_pin(dV);
       ptx::wgmma_pin(P);
-      release(shared.dO_empty[stage_dO(task.num_steps - 1)]);
+      wg.release(wg.shared.dO_empty[wg.stage_dO(step - 1)]);
+      pack_and_send(step);
     }
-    write_rows<type, config.head_dim_v>(rows_of(task, args.dV), dV, 1, thread);
+    issue_dV(task.num_steps - 1, ptx::registers_fresh(0));
+    ptx::wgmma_wait<0>();  // dV is complete
+    ptx::wgmma_pin(dV);
+    ptx::wgmma_pin(P);
+    wg.release(wg.shared.dO_empty[wg.stage_dO(task.num_steps - 1)]);
   }
+  write_rows<S::type, config.head_dim_v>(wg.rows_of(task, wg.args.dV), dV, 1, wg.thread);
+}
 
-  __device__ __forceinline__ void make_dK(const Task<config>& task) const {
-    float dK[S::width / 2], dPt[tile_rows / 2];
-    typename Math::Packed dS;
-    zero(dK);
-    const auto issue_dP = [&](int step, int fresh) {
-      const void* dO = await_dO(task, step);
-      ptx::wgmma_fence();  // the registers of dP have been used for other things
-      issue_dots<type, S::steps_v>(dPt, shared.V, dO, fresh);
-    };
-    const auto issue_dK = [&](int step, int fresh) { issue_rows<type, S::width>(dK, dS, shared.Q[stage_Q(step)], fresh); };
-    typename Math::Marks early;  // of the step whose dP is in flight, if a mask's bytes have to come
-    const auto ask = [&](int step) { this->make_early_marks(task, step, early); };
-    const auto make_dS = [&](int step) {
-      release(shared.dO_empty[stage_dO(step)]);
-      if (step + 1 == task.num_steps) release(shared.V_empty);
-      await_Q(task, step);
-      with_scores(task, step, [&](const Math& math) {
-        typename Math::Marks marks;
-        this->marks_of_gradients(math, early, marks);
-        float P[tile_rows / 2];
-        receive_P(step, P);
-        math.template gradients<Base::dropped>(P, dPt, marks,
-                                               [&](int i) { return math.along_columns(shared.delta[stage_Q(step)], i); });
-      });
-    };
-    if (task.num_steps > 0) {
-      ptx::mbarrier_wait(shared.V_full, tiles & 1);  // V has landed
-      issue_dP(0, ptx::registers_fresh(0));
-      ask(0);
-      ptx::wgmma_wait<0>();  // dP is complete
-      ptx::wgmma_pin(dPt);
-      make_dS(0);
+/// Warpgroup 1: dK of a task.
+template <BackwardConfig config>
+__device__ __forceinline__ void compute_dK(const WideWarpgroup<config, 1>& wg, const Task<config>& task) {
+  using W = WideWarpgroup<config, 1>;
+  using S = Shape<config>;
+  using Math = typename W::Math;
+  float dK[S::width / 2], dPt[tile_rows / 2];
+  typename Math::Packed dS;
+  zero(dK);
+  const auto issue_dP = [&](int step, int fresh) {
+    const void* dO = wg.await_dO(task, step);
+    ptx::wgmma_fence();  // the registers of dP have been used for other things
+    issue_dots<S::type, S::steps_v>(dPt, wg.shared.V, dO, fresh);
+  };
+  const auto issue_dK = [&](int step, int fresh) {
+    issue_rows<S::type, S::width>(dK, dS, wg.shared.Q[wg.stage_Q(step)], fresh);
+  };
+  typename Math::Marks early;  // of the step whose dP is in flight, if a mask's bytes have to come
+  const auto ask = [&](int step) { wg.make_early_marks(task, step, early); };
+  const auto make_dS = [&](int step) {
+    wg.release(wg.shared.dO_empty[wg.stage_dO(step)]);
+    if (step + 1 == task.num_steps) wg.release(wg.shared.V_empty);
+    wg.await_Q(task, step);
+    wg.with_scores(task, step, [&](const Math& math) {
+      typename Math::Marks marks;
+      wg.marks_of_gradients(math, early, marks);
+      float P[tile_rows / 2];
+      wg.receive_P(step, P);
+      math.template gradients<W::dropped>(P, dPt, marks,
+                                          [&](int i) { return math.along_columns(wg.shared.delta[wg.stage_Q(step)], i); });
+    });
+  };
+  if (task.num_steps > 0) {
+    ptx::mbarrier_wait(wg.shared.V_full, wg.tiles & 1);  // V has landed
+    issue_dP(0, ptx::registers_fresh(0));
+    ask(0);
+    ptx::wgmma_wait<0>();  // dP is complete
+    ptx::wgmma_pin(dPt);
+    make_dS(0);
+    Math::pack(dPt, dS);
+    ptx::wgmma_pin(dS);
+#pragma unroll 1
+    for (int step = 1; step < task.num_steps; ++step) {
+      const int fresh = ptx::registers_fresh(0);
+      if constexpr (S::stages > 2) {
+        issue_dP(step, fresh);
+        issue_dK(step - 1, fresh);
+        ask(step);
+        ptx::wgmma_wait<1>();  // dP is complete; dK of the step before may still run
+        ptx::wgmma_pin(dPt);
+        make_dS(step);
+        ptx::wgmma_wait<0>();  // that dK is done: dS may be written and the stage filled
+        ptx::wgmma_pin(dK);
+        ptx::wgmma_pin(dS);
+        wg.release(wg.shared.Q_empty[wg.stage_Q(step - 1)]);
+      } else {  // with two stages of Q the other warpgroup waits for that one
+        issue_dK(step - 1, fresh);
+        issue_dP(step, fresh);
+        ptx::wgmma_wait<1>();  // dK is done: dS may be written and the stage filled; dP may still run
+        ptx::wgmma_pin(dK);
+        ptx::wgmma_pin(dS);
+        wg.release(wg.shared.Q_empty[wg.stage_Q(step - 1)]);
+        ask(step);
+        ptx::wgmma_wait<0>();  // dP is complete
+        ptx::wgmma_pin(dPt);
+        make_dS(step);
+      }
       Math::pack(dPt, dS);
       ptx::wgmma_pin(dS);
-#pragma unroll 1
-      for (int step = 1; step < task.num_steps; ++step) {
-        const int fresh = ptx::registers_fresh(0);
-        if constexpr (S::stages > 2) {
-          issue_dP(step, fresh);
-          issue_dK(step - 1, fresh);
-          ask(step);
-          ptx::wgmma_wait<1>();  // dP is complete; dK of the step before may still run
-          ptx::wgmma_pin(dPt);
-          make_dS(step);
-          ptx::wgmma_wait<0>();  // that dK is done: dS may be written and the stage filled
-          ptx::wgmma_pin(dK);
-          ptx::wgmma_pin(dS);
-          release(shared.Q_empty[stage_Q(step - 1)]);
-        } else {  // with two stages of Q the other warpgroup waits for that one
-          issue_dK(step - 1, fresh);
-          issue_dP(step, fresh);
-          ptx::wgmma_wait<1>();  // dK is done: dS may be written and the stage filled; dP may still run
-          ptx::wgmma_pin(dK);
-          ptx::wgmma_pin(dS);
-          release(shared.Q_empty[stage_Q(step - 1)]);
-          ask(step);
-          ptx::wgmma_wait<0>();  // dP is complete
-          ptx::wgmma_pin(dPt);
-          make_dS(step);
-        }
-        Math::pack(dPt, dS);
-        ptx::wgmma_pin(dS);
-      }
-      issue_dK(task.num_steps - 1, ptx::registers_fresh(0));
-      ptx::wgmma_wait<0>();  // dK is complete
-      ptx::wgmma_pin(dK);
-      ptx::wgmma_pin(dS);
-      release(shared.Q_empty[stage_Q(task.num_steps - 1)]);
     }
-    write_rows<type, config.head_dim>(rows_of(task, args.dK), dK, args.scale, thread);
+    issue_dK(task.num_steps - 1, ptx::registers_fresh(0));
+    ptx::wgmma_wait<0>();  // dK is complete
+    ptx::wgmma_pin(dK);
+    ptx::wgmma_pin(dS);
+    wg.release(wg.shared.Q_empty[wg.stage_Q(task.num_steps - 1)]);
   }
-};
+  write_rows<S::type, config.head_dim>(wg.rows_of(task, wg.args.dK), dK, wg.args.scale, wg.thread);
+}
+
+template <BackwardConfig config, int index>
+__device__ __forceinline__ void run_tasks(WideWarpgroup<config, index>& wg) {
+  if constexpr (index == 1) wg.announce_empty_P();
+  wg.shared.tasks.consume(key_tasks<config>(wg.args).count(), [&](int task_idx) {
+    const Task<config> task = key_task<config>(wg.args, task_idx);
+    if (task.kv_begin >= task.sequence.rows_kv) return;
+    if constexpr (index == 0) {
+      compute_dV(wg, task);
+    } else {
+      compute_dK(wg, task);
+    }
+    wg.first_step += task.num_steps;
+    wg.tiles += task.num_steps > 0;
+  });
+  if constexpr (index == 0) wg.await_last_reads_of_P();
+}
 
 }  // namespace backward_sm90
 
@@ -238,10 +242,12 @@ __device__ __forceinline__ void backward_sm90_wide_kernel(const abi::AttentionAr
       shared.tasks.consume(num_tasks, [&](int task_idx) { producer.load_V_dO(key_task<config>(args, task_idx)); });
   } else if (warpgroup == 1) {
     ptx::registers_increase<240>();
-    WideConsumer<config, 0>{args, shared, static_cast<int>(threadIdx.x) % wg_threads}.run();
+    WideWarpgroup<config, 0> wg{args, shared, wg_thread()};
+    run_tasks(wg);
   } else {
     ptx::registers_increase<232>();
-    WideConsumer<config, 1>{args, shared, static_cast<int>(threadIdx.x) % wg_threads}.run();
+    WideWarpgroup<config, 1> wg{args, shared, wg_thread()};
+    run_tasks(wg);
   }
 }
 

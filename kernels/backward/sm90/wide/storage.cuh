@@ -1,6 +1,6 @@
 #pragma once
 
-// The shared memory of backward/sm90/wide/kernel.cuh, its work tiles, and the two lanes that load: K and Q, V and dO.
+// The shared memory of backward/sm90/wide/kernel.cuh, its tasks, and the two lanes that load: K and Q, V and dO.
 
 #include "backward/sm90/parts/producer.cuh"
 #include "backward/sm90/parts/products.cuh"
