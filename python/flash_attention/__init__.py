@@ -10,11 +10,13 @@ from importlib import import_module as _import_module
 from os.path import dirname as _dirname
 
 from flash_attention._core import version as __version__
+from flash_attention.compat import install as _install_short_paths
 from flash_attention.diagnosis import compile, devices, doctor, explain, kernels, version
 from flash_attention.functional import attention, attention_packed, dropout_mask
 from flash_attention.installation import warn_of_namesake as _warn_of_namesake
 
 _warn_of_namesake(_dirname(_dirname(__file__)))
+_install_short_paths(__name__)
 
 _LAZY = {
     "FlashAttention": "modules",
@@ -24,8 +26,8 @@ _LAZY = {
     "register": "torch_registry",
     "unregister": "torch_registry",
     "why_torch": "torch_registry",
-    "register_flash_attn": "flash_attn.alias",
-    "unregister_flash_attn": "flash_attn.alias",
+    "register_flash_attn": "compat.flash_attn.alias",
+    "unregister_flash_attn": "compat.flash_attn.alias",
     "register_transformers": "hugging_face",
     "merge_states": "merge",
     "attention_over_cache": "torch_cache",

@@ -1,20 +1,20 @@
 """Exact attention in O(seq) memory, on CPUs and NVIDIA GPUs: what the package offers, for type checkers and editors."""
 
-from flash_attention import flash_attn as flash_attn
-from flash_attention import flash_attn_3 as flash_attn_3
-from flash_attention import flash_mla as flash_mla
-from flash_attention import flashinfer as flashinfer
 from flash_attention import jax as jax
 from flash_attention import masks as masks
 from flash_attention import parallel as parallel
+from flash_attention.compat import flash_attn as flash_attn
+from flash_attention.compat import flash_attn_3 as flash_attn_3
+from flash_attention.compat import flash_mla as flash_mla
+from flash_attention.compat import flashinfer as flashinfer
+from flash_attention.compat.flash_attn.alias import register_flash_attn as register_flash_attn
+from flash_attention.compat.flash_attn.alias import unregister_flash_attn as unregister_flash_attn
 from flash_attention.diagnosis import compile as compile
 from flash_attention.diagnosis import devices as devices
 from flash_attention.diagnosis import doctor as doctor
 from flash_attention.diagnosis import explain as explain
 from flash_attention.diagnosis import kernels as kernels
 from flash_attention.diagnosis import version as version
-from flash_attention.flash_attn.alias import register_flash_attn as register_flash_attn
-from flash_attention.flash_attn.alias import unregister_flash_attn as unregister_flash_attn
 from flash_attention.flex import and_masks as and_masks
 from flash_attention.flex import create_block_mask as create_block_mask
 from flash_attention.flex import flex_attention as flex_attention

@@ -38,7 +38,7 @@ def _name_the_source():
     """Answers transformers, which asks where the functions of any implementation with "flash" in its name come from."""
     from transformers import modeling_flash_attention_utils as utils
 
-    from flash_attention.flash_attn import (
+    from flash_attention.compat.flash_attn import (
         bert_padding,
         flash_attn_func,
         flash_attn_varlen_func,
@@ -154,7 +154,7 @@ def attention_forward(
 
 def _decode_in_pages(query, key, value, call, sliding_window, options):
     """One token of each sequence, [1, heads, sequences, head_dim]; its key and value go to the pages of the cache."""
-    from flash_attention.flash_attn import flash_attn_with_kvcache
+    from flash_attention.compat.flash_attn import flash_attn_with_kvcache
 
     q, k, v = (tensor[0].transpose(0, 1)[:, None] for tensor in (query, key, value))
     held = call["cu_seq_lens_k"].diff()[: len(q)] - 1

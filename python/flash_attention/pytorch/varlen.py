@@ -67,7 +67,7 @@ def _run(
             query, key, value, starts, longest, dropout_p, is_causal, scale, window, seqused_k, slopes, kernel
         )
         return torch_ops.forward(*arguments, None, 0, True)
-    from flash_attention.flash_attn.paging import attention_in_pages
+    from flash_attention.compat.flash_attn.paging import attention_in_pages
 
     if dropout_p:
         raise NotImplementedError("dropout_p: must be 0 with block_table")

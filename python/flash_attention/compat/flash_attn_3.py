@@ -15,9 +15,9 @@ from torch import Tensor
 from flash_attention import functional
 from flash_attention.arguments.shapes import parts_of
 from flash_attention.arguments.tables import as_int32
-from flash_attention.flash_attn import flash_attn_interface as fa2
-from flash_attention.flash_attn.kv_cache import check_qv
-from flash_attention.flash_attn.options_of_3 import options_of_3
+from flash_attention.compat.flash_attn import flash_attn_interface as fa2
+from flash_attention.compat.flash_attn.kv_cache import check_qv
+from flash_attention.compat.flash_attn.options_of_3 import options_of_3
 from flash_attention.merge import merge_states
 
 __all__ = [

@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 
 from flash_attention import merge
-from flash_attention.flashinfer.arguments import LN_2
-from flash_attention.flashinfer.prefill import BatchPrefillWithPagedKVCacheWrapper
+from flash_attention.compat.flashinfer.arguments import LN_2
+from flash_attention.compat.flashinfer.prefill import BatchPrefillWithPagedKVCacheWrapper
 
 
 def merge_state(v_a: Tensor, s_a: Tensor, v_b: Tensor, s_b: Tensor) -> tuple[Tensor, Tensor]:

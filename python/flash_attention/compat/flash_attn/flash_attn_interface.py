@@ -13,10 +13,10 @@ from torch import Tensor
 from flash_attention import _core, functional
 from flash_attention.arguments.head_dim import padded
 from flash_attention.arguments.shapes import parts_of
-from flash_attention.flash_attn.kv_cache import flash_attn_with_kvcache
-from flash_attention.flash_attn.options_of_3 import options_of_3
-from flash_attention.flash_attn.paging import attention_in_pages, gather_pages
-from flash_attention.flash_attn.passes import (  # noqa: F401 (where FlashAttention-2 has them)
+from flash_attention.compat.flash_attn.kv_cache import flash_attn_with_kvcache
+from flash_attention.compat.flash_attn.options_of_3 import options_of_3
+from flash_attention.compat.flash_attn.paging import attention_in_pages, gather_pages
+from flash_attention.compat.flash_attn.passes import (  # noqa: F401 (where FlashAttention-2 has them)
     _flash_attn_backward,
     _flash_attn_forward,
     _flash_attn_varlen_backward,
@@ -24,7 +24,7 @@ from flash_attention.flash_attn.passes import (  # noqa: F401 (where FlashAttent
     packed_options,
     plain_options,
 )
-from flash_attention.flash_attn.weights import signed_weights
+from flash_attention.compat.flash_attn.weights import signed_weights
 
 __all__ = [
     "flash_attn_func",
@@ -40,11 +40,11 @@ __all__ = [
 def __getattr__(name: str):
     """FlashAttnFunc and its kin, which are made of the functions below, and the names of FlashAttention-2's extension."""
     if name.startswith("FlashAttn"):
-        from flash_attention.flash_attn import function_classes
+        from flash_attention.compat.flash_attn import function_classes
 
         return getattr(function_classes, name)
     if name == "flash_attn_gpu":
-        from flash_attention.flash_attn import flash_attn_gpu
+        from flash_attention.compat.flash_attn import flash_attn_gpu
 
         return flash_attn_gpu
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from flash_attention.arguments.options import binding_arguments
-from flash_attention.flash_attn.paging import attention_in_pages, gather_pages
-from flash_attention.flash_attn.weights import signed_weights
+from flash_attention.compat.flash_attn.paging import attention_in_pages, gather_pages
+from flash_attention.compat.flash_attn.weights import signed_weights
 from flash_attention.pytorch import ops as torch_ops
 
 

@@ -5,7 +5,7 @@ Each is a door to the function of the same name. `return_softmax` and `is_grad_e
 
 import torch
 
-from flash_attention.flash_attn import flash_attn_interface as interface
+from flash_attention.compat.flash_attn import flash_attn_interface as interface
 
 
 def _class(name, function, count):

@@ -5,7 +5,7 @@ import operator
 import torch
 
 from flash_attention.arguments.tables import as_int32, check_range, check_starts
-from flash_attention.flash_attn.paging import usable_pages
+from flash_attention.compat.flash_attn.paging import usable_pages
 
 
 class CacheFull(ValueError, RuntimeError):

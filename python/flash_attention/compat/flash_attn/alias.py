@@ -3,7 +3,7 @@
 import sys
 from importlib import import_module
 
-_HERE = "flash_attention.flash_attn"
+_HERE = "flash_attention.compat.flash_attn"
 _MODULES = ("", ".flash_attn_interface", ".bert_padding", ".layers", ".layers.rotary")
 
 

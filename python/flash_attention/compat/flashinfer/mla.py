@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from flash_attention.arguments.tables import check_integers, check_range, check_starts
-from flash_attention.flashinfer.arguments import finish, refuse_given
-from flash_attention.flashinfer.page import rectangle, table_over, table_width
+from flash_attention.compat.flashinfer.arguments import finish, refuse_given
+from flash_attention.compat.flashinfer.page import rectangle, table_over, table_width
 from flash_attention.torch_cache import attention_over_cache
 
 

@@ -3,8 +3,8 @@
 import torch
 
 from flash_attention.arguments.tables import check_integers, check_range
-from flash_attention.flashinfer.arguments import check_layout
-from flash_attention.flashinfer.page import check_table, get_seq_lens, rectangle, table_over, table_width
+from flash_attention.compat.flashinfer.arguments import check_layout
+from flash_attention.compat.flashinfer.page import check_table, get_seq_lens, rectangle, table_over, table_width
 
 
 class Tables:

@@ -19,8 +19,8 @@ from vllm.v1.attention.backend import (
     AttentionType,
 )
 
-from flash_attention.engines import interface
-from flash_attention.engines.paged import attend, write_slots
+from flash_attention.compat.engines import interface
+from flash_attention.compat.engines.paged import attend, write_slots
 
 VERSIONS = "0.31.0 to 0.33.0"
 interface.check(

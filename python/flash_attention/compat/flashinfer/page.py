@@ -5,7 +5,7 @@ from torch import Tensor
 
 from flash_attention.append import append_kv
 from flash_attention.arguments.tables import as_int32, check_integers, check_range, check_starts
-from flash_attention.flashinfer.arguments import split_cache
+from flash_attention.compat.flashinfer.arguments import split_cache
 
 _MOST_ENTRIES = 1 << 22  # of a table that is made wider than it need be, so that nothing waits for the GPU: 16 MB
 

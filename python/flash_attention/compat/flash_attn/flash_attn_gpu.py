@@ -5,7 +5,7 @@ The generator, their last argument but for rng_state and num_splits, must be Non
 
 import torch
 
-from flash_attention.flash_attn import passes
+from flash_attention.compat.flash_attn import passes
 
 __all__ = ["bwd", "fwd", "varlen_bwd", "varlen_fwd"]
 

@@ -7,9 +7,17 @@ import torch
 from torch import Tensor
 
 from flash_attention.arguments.head_dim import padded_cache, padded_narrow
-from flash_attention.flashinfer.arguments import check_heads, direct, finish, nhd, refuse_given, scale_of, split_cache
-from flash_attention.flashinfer.plan import Tables
-from flash_attention.flashinfer.positions import Positions
+from flash_attention.compat.flashinfer.arguments import (
+    check_heads,
+    direct,
+    finish,
+    nhd,
+    refuse_given,
+    scale_of,
+    split_cache,
+)
+from flash_attention.compat.flashinfer.plan import Tables
+from flash_attention.compat.flashinfer.positions import Positions
 
 
 @torch.no_grad()

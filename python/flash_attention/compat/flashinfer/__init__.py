@@ -6,20 +6,20 @@ What only chooses an implementation (backend, use_tensor_cores, enable_pdl, ...)
 result and is not served is refused by name.
 """
 
-from flash_attention.flashinfer.cascade import (
+from flash_attention.compat.flashinfer.cascade import (
     MultiLevelCascadeAttentionWrapper,
     merge_state,
     merge_state_in_place,
     merge_states,
 )
-from flash_attention.flashinfer.decode import (
+from flash_attention.compat.flashinfer.decode import (
     BatchDecodeWithPagedKVCacheWrapper,
     CUDAGraphBatchDecodeWithPagedKVCacheWrapper,
     single_decode_with_kv_cache,
 )
-from flash_attention.flashinfer.mla import BatchMLAPagedAttentionWrapper
-from flash_attention.flashinfer.page import append_paged_kv_cache, get_batch_indices_positions, get_seq_lens
-from flash_attention.flashinfer.prefill import BatchPrefillWithPagedKVCacheWrapper, single_prefill_with_kv_cache
+from flash_attention.compat.flashinfer.mla import BatchMLAPagedAttentionWrapper
+from flash_attention.compat.flashinfer.page import append_paged_kv_cache, get_batch_indices_positions, get_seq_lens
+from flash_attention.compat.flashinfer.prefill import BatchPrefillWithPagedKVCacheWrapper, single_prefill_with_kv_cache
 
 __all__ = [
     "BatchDecodeWithPagedKVCacheWrapper",

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from flash_attention.flash_attn.layers.rotate import (
+from flash_attention.compat.flash_attn.layers.rotate import (
     apply_rotary_emb,
     apply_rotary_emb_kv_,
     apply_rotary_emb_qkv_,

@@ -10,9 +10,9 @@ from flash_attention import _core, functional
 from flash_attention.append import append_kv
 from flash_attention.arguments.head_dim import padded_cache
 from flash_attention.arguments.tables import as_int32, check_range
-from flash_attention.flash_attn.kv_append import append_and_turn
-from flash_attention.flash_attn.kv_arguments import CacheCall, check_room
-from flash_attention.flash_attn.options_of_3 import options_of_3
+from flash_attention.compat.flash_attn.kv_append import append_and_turn
+from flash_attention.compat.flash_attn.kv_arguments import CacheCall, check_room
+from flash_attention.compat.flash_attn.options_of_3 import options_of_3
 from flash_attention.pytorch.gradients import refusing_gradients
 from flash_attention.torch_cache import attention_over_cache
 

@@ -11,8 +11,8 @@ import torch
 from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
 from sglang.srt.mem_cache.memory_pool import KVWriteLoc
 
-from flash_attention.engines import interface
-from flash_attention.engines.paged import attend
+from flash_attention.compat.engines import interface
+from flash_attention.compat.engines.paged import attend
 
 NAME = "flash_attention_library"
 VERSIONS = "0.5.22, 0.5.23"
