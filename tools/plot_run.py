@@ -13,6 +13,12 @@ sys.path.insert(0, str(ROOT / "bench"))
 from report import write_charts  # noqa: E402
 from report.charts import Chart  # noqa: E402
 
+NEXT = """
+What to try next:
+  {command} run --seq-q 4096 --causal --backward    one problem, and its error against fp64
+  pip install .                          the Python package, in an environment of yours; the first lines are in README.md
+  make test                              every check that can run here"""
+
 SECONDS = "0.2"  # for a case: this is a demonstration, `make bench` takes its time
 
 
@@ -83,6 +89,7 @@ def main() -> int:
     command = [arguments.command, "bench", "lengths", "--save", raw, *arguments.rest]
     if not any(flag.startswith("--seconds") for flag in arguments.rest):
         command += ["--seconds", SECONDS]
+    print("measuring flash and standard attention at growing lengths: about half a minute", flush=True)
     code = subprocess.run(command).returncode
     report = json.loads(raw.read_text()) if raw.exists() else {"results": []}
     if not report["results"]:
@@ -92,6 +99,7 @@ def main() -> int:
     for path in write_charts(charts(report), arguments.output):
         print(f"plot: {path}")
     print(f"numbers: {raw}")
+    print(NEXT.format(command=arguments.command))
     return code
 
 

@@ -35,7 +35,10 @@ def test_plots_need_no_package(tmp_path):
         text=True,
     )
     assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("measuring flash and standard attention")
     assert "At length 512 flash attention is 4.00x as fast" in done.stdout
+    assert done.stdout.index(f"plot: {output}/time.svg") < done.stdout.index("What to try next:")
+    assert f"  {command} run --seq-q 4096" in done.stdout
     for name in ("time", "speed", "memory"):
         drawing = xml.dom.minidom.parse(str(output / f"{name}.svg"))
         lines = drawing.getElementsByTagName("polyline")
