@@ -29,8 +29,8 @@ __device__ __forceinline__ float finish_row(float max, float sum, float sink, fl
   return sum == 0 ? 0 : (factor == 0 ? smallest : factor);
 }
 
-/// The log-sum-exp of a row whose maximum is max * scale, from the sum that is relative to it, rounded once: by way of powers
-/// of two its product with two constants is rounded three times, each time by 2^-24 of its size.
+/// The log-sum-exp of a row whose maximum is max * scale, from the sum that is relative to it, rounded once: by way of
+/// powers of two its product with two constants is rounded three times, each time by 2^-24 of its size.
 __device__ __forceinline__ float exact_lse(float max, float scale, float sum, float sink) {
   if (sum == 0) return sink;
   const float scaled = max * scale;
