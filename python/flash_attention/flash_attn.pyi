@@ -1,1 +1,1 @@
-from flash_attention.compat.flash_attn import *
+from flash_attention.compat.flash_attn import *  # noqa: F403

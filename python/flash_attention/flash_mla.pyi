@@ -1,1 +1,1 @@
-from flash_attention.compat.flash_mla import *
+from flash_attention.compat.flash_mla import *  # noqa: F403

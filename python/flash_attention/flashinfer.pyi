@@ -1,1 +1,1 @@
-from flash_attention.compat.flashinfer import *
+from flash_attention.compat.flashinfer import *  # noqa: F403

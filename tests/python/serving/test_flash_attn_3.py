@@ -264,3 +264,28 @@ def test_scales_are_refused_by_the_callers_name():
         )
     with pytest.raises(ValueError, match=r"k_descale: .*k_descale and v_descale go together"):
         flash_attn_3.flash_attn_with_kvcache(q, cache, cache, cache_seqlens=lengths, k_descale=torch.ones(1))
+
+
+@pytest.mark.parametrize("plain", [True, False])
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"k_cache": torch.zeros(2, 8, 2, 16)}, "k_cache: "),
+        ({"v_cache": torch.zeros(2, 8, 2, 32, dtype=torch.float16)}, "v_cache: "),
+        ({"softmax_scale": float("nan")}, "softmax_scale: "),
+        ({"window_size": (-3, 0)}, r"window_size\[0\]: "),
+        ({"cache_seqlens": torch.tensor([3], dtype=torch.int32)}, "cache_seqlens: "),
+        ({"s_aux": torch.zeros(3)}, "learnable_sink: "),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_errors_of_the_kernels_have_the_callers_names(changes, message, plain):
+    """On both ways to them: with lengths in a tensor and no more, and with left padding."""
+    arguments = {
+        "q": torch.zeros(2, 1, 4, 32), "k_cache": torch.zeros(2, 8, 2, 32), "v_cache": torch.zeros(2, 8, 2, 32),
+        "cache_seqlens": torch.tensor([3, 8], dtype=torch.int32),
+        "cache_leftpad": None if plain else torch.tensor([1, 0], dtype=torch.int32),
+    }  # fmt: skip
+    call = flash_attn.flash_attn_with_kvcache
+    with pytest.raises((TypeError, ValueError, NotImplementedError), match=f"^{message}"):
+        call(**{**arguments, **changes})

@@ -1,14 +1,15 @@
 """flash_attn_with_kvcache: append to a cache of keys and values, and attend to it."""
 
-import re
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
 
 from flash_attention import _core, functional
 from flash_attention.append import append_kv
 from flash_attention.arguments.head_dim import padded_cache
+from flash_attention.arguments.names import Renamed
 from flash_attention.arguments.tables import as_int32, check_range
 from flash_attention.compat.flash_attn.kv_append import append_and_turn
 from flash_attention.compat.flash_attn.kv_arguments import CacheCall, check_room
@@ -121,44 +122,80 @@ def flash_attn_with_kvcache(
     if qv is not None:
         check_qv(q, qv, v_cache)
         options["qv"] = qv
-    unusual = (rotary_cos, rotary_sin, cache_batch_idx, cache_leftpad, cu_seqlens_q, cu_seqlens_k_new)
-    plain = type(cache_seqlens) is Tensor and (k is None) == (v is None)
-    plain = plain and k_cache.element_size() > 1
-    if plain and not any(value is not None for value in unusual):
-        try:
-            found = _plain_step(q, k_cache, v_cache, k, v, cache_seqlens, table, options)
-            return refusing_gradients("flash_attn_with_kvcache", found, q, k_cache, v_cache, k, v, qv)
-        except (TypeError, ValueError, RuntimeError, AttributeError):
-            pass  # the checks below say what is wrong, in the words of the caller
+    if (k_descale is None) != (v_descale is None):
+        given = "k_descale" if v_descale is None else "v_descale"
+        raise ValueError(f"{given}: is given alone; k_descale and v_descale go together")
     starts = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k_new": cu_seqlens_k_new, "max_seqlen_q": max_seqlen_q}
     rotary = (rotary_cos, rotary_sin, rotary_interleaved, rotary_seqlens)
-    call = CacheCall(q, (k_cache, v_cache), (k, v), rotary, cache_seqlens, cache_batch_idx, cache_leftpad, table, **starts)
-    try:
-        found = attend(call, **options)
-    except (TypeError, ValueError) as error:
-        text = re.sub(r"\b([kv])_scale\b", r"\1_descale", str(error))  # the caller's name of it
-        if text == str(error):
+    unusual = (rotary_cos, rotary_sin, cache_batch_idx, cache_leftpad, cu_seqlens_q, cu_seqlens_k_new)
+    plain = _is_plain(q, (k_cache, v_cache), (k, v), cache_seqlens, table) and all(value is None for value in unusual)
+
+    def checked():
+        return CacheCall(
+            q, (k_cache, v_cache), (k, v), rotary, cache_seqlens, cache_batch_idx, cache_leftpad, table, **starts
+        )
+
+    if plain:
+        try:
+            found = _plain_step(q, k_cache, v_cache, k, v, cache_seqlens, table, options)
+        except (TypeError, ValueError, RuntimeError):
+            checked()  # which refuses most of it in the words of the caller
             raise
-        raise type(error)(text) from None
+    else:
+        found = attend(checked(), **options)
     return refusing_gradients("flash_attn_with_kvcache", found, q, k_cache, v_cache, k, v, qv)
+
+
+# What append_kv() and attention_over_cache() call the arguments of flash_attn_with_kvcache().
+_OF_APPEND = {"lengths": "cache_seqlens", "page_table": "block_table", "k_scale": "k_descale", "v_scale": "v_descale"}
+_OF_ATTENTION = {
+    "k": "k_cache",
+    "v": "v_cache",
+    "seqused_kv": "cache_seqlens",
+    "left_padding": "cache_leftpad",
+    "page_table": "block_table",
+    "scale": "softmax_scale",
+    "window": "window_size",
+    "window_left": "window_size[0]",
+    "window_right": "window_size[1]",
+    "sink": "learnable_sink",
+    "k_scale": "k_descale",
+    "v_scale": "v_descale",
+}
+
+
+def _is_plain(q, caches, new, lengths, table):
+    """Tensors in the kernels' form, as servers call it: the kernels' own checks are the only ones."""
+    tensors = [q, *caches, *(rows for rows in new if rows is not None), lengths]
+    return (
+        all(type(tensor) is Tensor for tensor in tensors)
+        and (new[0] is None) == (new[1] is None)
+        and all(cache.dim() == 4 and cache.element_size() > 1 for cache in caches)
+        and all(rows.dim() == 4 and rows.stride(-1) == 1 for rows in new if rows is not None)
+        and lengths.dtype == torch.int32
+        and (len(caches[0]) == len(q) if table is None else type(table) is Tensor and table.dtype == torch.int32)
+    )
 
 
 @torch.no_grad()
 def _plain_step(q, k_cache, v_cache, k, v, lengths, table, options):
-    """Lengths in a tensor and no more than that, as servers call it: the kernels' own checks are the only ones."""
     if k is not None:
-        append_kv(k_cache, v_cache, k, v, lengths=lengths, page_table=table)
+        with Renamed(_OF_APPEND):
+            append_kv(k_cache, v_cache, k, v, lengths=lengths, page_table=table)
         lengths = lengths + k.shape[1]
     return _over_cache(q, k_cache, v_cache, page_table=table, seqused_kv=lengths, **options)
 
 
 def _check_room_once(table, lengths, k_cache, new):
-    if functional.is_tracing() or getattr(table, "_has_room", False) or torch.cuda.is_current_stream_capturing():
+    if functional.is_tracing() or table in _with_room or torch.cuda.is_current_stream_capturing():
         return
     most = int(lengths.max()) if len(lengths) else 0
     most += new.shape[1] if new is not None and new.dim() == 4 else 0
     check_room(most, table.shape[-1] * k_cache.shape[1])
-    table._has_room = True
+    _with_room[table] = True
+
+
+_with_room = WeakIdKeyDictionary()  # tables whose first lengths they had room for
 
 
 def check_qv(q, qv, v_cache):
@@ -171,10 +208,11 @@ def check_qv(q, qv, v_cache):
 
 
 def _over_cache(q, k, v, *, qv=None, scale=None, **options):
-    if qv is None:
-        return padded_cache(q, k, v, scale=scale, **options)
-    scale = (q.shape[-1] + qv.shape[-1]) ** -0.5 if scale is None else scale
-    return attention_over_cache(torch.cat((qv, q), dim=-1), k, v, scale=scale, latent=True, **options)
+    with Renamed(_OF_ATTENTION):
+        if qv is None:
+            return padded_cache(q, k, v, scale=scale, **options)
+        scale = (q.shape[-1] + qv.shape[-1]) ** -0.5 if scale is None else scale
+        return attention_over_cache(torch.cat((qv, q), dim=-1), k, v, scale=scale, latent=True, **options)
 
 
 @torch.no_grad()
@@ -186,7 +224,8 @@ def attend(call, *, return_lse, causal, window, **options):
         raise ValueError(f"window_size: got {window!r}; expected (left, right)") from None
     local = left not in (-1, None) or right not in (-1, None) or "attention_chunk" in options
     scales = {name: options[name] for name in ("k_scale", "v_scale")}
-    q, lengths = append_and_turn(call, one_place=not causal and not local, **scales)
+    with Renamed(_OF_APPEND):
+        q, lengths = append_and_turn(call, one_place=not causal and not local, **scales)
     return _over_cache(
         q,
         *call.caches,
