@@ -51,6 +51,7 @@ TEST(CApi, DefaultsAreThoseOfTheCppApi) {
   EXPECT_EQ(p.window_right, -1);
   EXPECT_EQ(p.q_strides.seq, INT64_MIN);
   EXPECT_TRUE(std::isnan(p.scale));
+  EXPECT_EQ(p.precision, FLASH_ATTENTION_PRECISION_AUTO);
 }
 
 TEST(CApi, RefusalsBecomeAStatusAndAMessage) {

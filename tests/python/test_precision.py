@@ -86,3 +86,13 @@ def test_auto_follows_torch(device, word):
         assert torch.equal(attention(q, k, v), named)
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+@pytest.mark.parametrize("precision", ["auto", "fast", "tf32"])
+def test_jax_takes_it(precision):
+    jax = pytest.importorskip("jax", reason="JAX is not installed")
+    from flash_attention.jax import attention as of_jax
+
+    q, k, v = (jax.numpy.asarray(tensor.detach().numpy()) for tensor in tensors("cpu", seq=40, dim=16))
+    found, ieee = (jax.jit(lambda *qkv, p=p: of_jax(*qkv, precision=p))(q, k, v) for p in (precision, "ieee"))
+    assert (found == ieee).all() == (jax.default_backend() == "cpu")
