@@ -1,6 +1,6 @@
 #pragma once
 
-#include "backward/sm80_shape.cuh"
+#include "backward/sm80/shape.cuh"
 #include "ptx/atomic.cuh"
 #include "tile/workspace.cuh"
 

@@ -2,7 +2,7 @@
 
 #include "backward/query_sums.cuh"
 #include "backward/repair.cuh"
-#include "backward/sm80_products.cuh"
+#include "backward/sm80/products.cuh"
 #include "ptx/path.cuh"
 
 // dQ of the sm80 backward pass, in one of two ways.

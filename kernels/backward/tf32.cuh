@@ -1,12 +1,12 @@
 #pragma once
 
 #include "backward/query_sums.cuh"
-#include "backward/sm80.cuh"
+#include "backward/sm80/kernel.cuh"
 #include "backward/sm80_dq.cuh"
 
 // Attention backward of float32 on tensor cores, if precision is not ieee: sm_80 and up, the whole contract.
 //
-// It is backward/sm80 with products of floats in two parts each (tile/split.cuh, sm80_products.cuh): the same loop, copies,
+// It is backward/sm80 with products of floats in two parts each (tile/split.cuh, sm80/products.cuh): the same loop, copies,
 // scores and epilogue:
 //
 //     for each query tile that sees some of the block's keys:

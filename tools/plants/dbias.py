@@ -3,8 +3,8 @@
 from .plant import Plant
 
 TILES = "kernels_emulated_test */BiasGradientSm80.*"
-KERNEL = "kernels/backward/sm80_dbias.cuh"
-STEPS, TILE = "kernels/backward/sm80_dbias_steps.cuh", "kernels/backward/sm80_dbias_tile.cuh"
+KERNEL = "kernels/backward/sm80_dbias/kernel.cuh"
+STEPS, TILE = "kernels/backward/sm80_dbias/steps.cuh", "kernels/backward/sm80_dbias/tile.cuh"
 
 PLANTS = (
     # What is in a tile

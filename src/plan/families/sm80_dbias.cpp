@@ -8,7 +8,7 @@
 namespace flash_attention::plan {
 namespace {
 
-/// A tile of dbias and how it is made: BackwardSm80BiasSteps in kernels/backward/sm80_dbias_steps.cuh.
+/// A tile of dbias and how it is made: BackwardSm80BiasSteps in kernels/backward/sm80_dbias/steps.cuh.
 struct BiasTile {
   static constexpr int num_stages = 3;  // of 64 columns of queries and of keys
   int block;                            // queries and keys

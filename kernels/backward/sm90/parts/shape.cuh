@@ -137,7 +137,7 @@ struct Shape {
   // one's to own, and the second passes over it.
   static constexpr bool skips_first_step = config.loop.overlap == Overlap::pairs && features.window_right;
 
-  static_assert(config.block_kv % tile_rows == 0);  // queries come in tile_rows but in sm80_dbias.cuh, which asks, too
+  static_assert(config.block_kv % tile_rows == 0);  // queries come in tile_rows but in sm80_dbias/kernel.cuh, which asks, too
 };
 
 /// The same sequence, of which the compiler keeps nothing that it can compute again: registers are short in these loops.

@@ -1,7 +1,7 @@
 #pragma once
 
 #include "backward/repair.cuh"
-#include "backward/sm80_shape.cuh"
+#include "backward/sm80/shape.cuh"
 #include "ptx/path.cuh"
 
 // The epilogue of backward/sm80: dK and dV -> shared -> global, 16 bytes per lane; keys that 0 * NaN has reached again.

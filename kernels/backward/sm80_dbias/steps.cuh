@@ -1,9 +1,9 @@
 #pragma once
 
-#include "backward/sm80_shape.cuh"
+#include "backward/sm80/shape.cuh"
 
 // What is summed in a tile of dbias, step by step, and how the operands of a step come to shared memory. The way of the
-// kernel is in sm80_dbias.cuh.
+// kernel is in sm80_dbias/kernel.cuh.
 
 namespace flash_attention {
 

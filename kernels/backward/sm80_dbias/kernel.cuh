@@ -1,6 +1,6 @@
 #pragma once
 
-#include "backward/sm80_dbias_tile.cuh"
+#include "backward/sm80_dbias/tile.cuh"
 #include "backward/sm90/parts/scores.cuh"
 #include "ptx/path.cuh"
 #include "tile/product.cuh"

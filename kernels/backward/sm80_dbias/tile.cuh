@@ -1,6 +1,6 @@
 #pragma once
 
-#include "backward/sm80_dbias_steps.cuh"
+#include "backward/sm80_dbias/steps.cuh"
 #include "ptx/convert.cuh"
 #include "ptx/path.cuh"
 #include "ptx/registers.cuh"

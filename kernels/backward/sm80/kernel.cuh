@@ -1,8 +1,8 @@
 #pragma once
 
 #include "backward/query_sums.cuh"
-#include "backward/sm80_epilogue.cuh"
-#include "backward/sm80_products.cuh"
+#include "backward/sm80/epilogue.cuh"
+#include "backward/sm80/products.cuh"
 
 // Attention backward with mma.sync and cp.async: sm_80 and up, 16-bit types, the whole contract.
 //
@@ -12,11 +12,11 @@
 //   K, V -> shared
 //   for each query head of the group, each tile of block_q queries (the next one is prefetched):
 //     S = Q K^T,  dP = dO V^T                   registers, 32 rows per warp              score_tile
-//     P = exp(S - lse),  dS = P (dP - delta)    registers -> shared                      sm80_shape.cuh
+//     P = exp(S - lse),  dS = P (dP - delta)    registers -> shared                      sm80/shape.cuh
 //     dV += P^T dO,  dK += dS^T Q               registers, 32 keys per warp              add_key_gradients
 //     dQ  = dS K -> added to fp32 in the workspace                                       add_query_gradients
 //                   (a result that must be the same in every run has dQ by backward_sm80_dq, sm80_dq.cuh)
-//   dK, dV -> shared -> global                                                           sm80_epilogue.cuh
+//   dK, dV -> shared -> global                                                           sm80/epilogue.cuh
 //
 // Workspace: delta (backward/delta.cuh), the fp32 sums of dQ, in the order in which threads hold them (QuerySums).
 
