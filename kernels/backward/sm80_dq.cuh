@@ -89,11 +89,15 @@ __device__ __forceinline__ void backward_sm80_finish_dq(const AttentionArgs& arg
 
 /// A block takes block_q queries of one head, a warp 16 of them; dS goes from one product into the next in registers.
 template <BackwardConfig config>
-struct BackwardSm80Query : BackwardSm80Shape<config> {
+struct BackwardSm80Query {
   using Shape = BackwardSm80Shape<config>;
-  using Shape::type, Shape::features, Shape::block_q, Shape::block_kv, Shape::threads, Shape::dim, Shape::dim_v;
-  using typename Shape::Element, typename Shape::QTile, typename Shape::dOTile, typename Shape::KTile,
-      typename Shape::VTile;
+  static constexpr Features features = config.features;
+  static constexpr int block_q = Shape::block_q, block_kv = Shape::block_kv, dim = Shape::dim, dim_v = Shape::dim_v;
+  using Element = typename Shape::Element;
+  using QTile = typename Shape::QTile;
+  using dOTile = typename Shape::dOTile;
+  using KTile = typename Shape::KTile;
+  using VTile = typename Shape::VTile;
   static_assert(block_q == 16 * config.num_warps, "a warp takes 16 queries");
 
   struct SharedStorage {
@@ -211,7 +215,7 @@ __device__ __forceinline__ void backward_sm80_dq(const AttentionArgs& args) {
   const auto tiles = score.template key_tiles<config.block_q, config.block_kv>(q_begin);
   if (tiles.begin < tiles.end) kernel.differentiate_tiles(score, tiles);
   if (kernel.finish()) storage.repair.set(true);
-  if constexpr (Kernel::repairs_rows) {
+  if constexpr (Kernel::Shape::repairs_rows) {
     __syncthreads();  // the flag has its final value
     repair_queries<config>(args, sequence, block.head_idx, q_begin, storage.repair.up());
   }

@@ -18,8 +18,8 @@ PLANTS = (
     Plant(
         "the last key of an odd row is not written",
         TILE,
-        "if (key < args.seq_kv) to[0] = pair[0];",
-        "if (key + 1 < args.seq_kv) to[0] = pair[0];",
+        "if (key < seq_kv) to[0] = pair[0];",
+        "if (key + 1 < seq_kv) to[0] = pair[0];",
         TILES,
     ),
     Plant(
@@ -97,25 +97,25 @@ PLANTS = (
     ),
     # Sums
     Plant("a step takes the place of the one before", KERNEL, "tile_of(total[m])[i] += ", "tile_of(total[m])[i] = ", TILES),
-    Plant("a tile begins with the sum of the one before", KERNEL, "    kernel.clear(kernel.total);\n", "", TILES),
+    Plant("a tile begins with the sum of the one before", KERNEL, "    Kernel::Tile::clear(kernel.total);\n", "", TILES),
     Plant(
         "the rows of one warp are left out of a sum over queries",
         TILE,
-        "for (int part = 0; part < warps_q; ++part)",
-        "for (int part = 0; part + 1 < warps_q; ++part)",
+        "for (int part = 0; part < Tile::warps_q; ++part)",
+        "for (int part = 0; part + 1 < Tile::warps_q; ++part)",
         TILES,
     ),
     Plant(
         "delta is that of the next step",
         KERNEL,
-        "return {ptx::shared_address(&storage.statistics[step_place]), lane_row};",
-        "return {ptx::shared_address(&storage.statistics[Base::after(step_place)]), lane_row};",
+        "return {ptx::shared_address(&steps.storage.statistics[step_place]), lane_row};",
+        "return {ptx::shared_address(&steps.storage.statistics[Steps::after(step_place)]), lane_row};",
         TILES,
     ),
     Plant(
         "the scale of what dropout keeps is forgotten",
         KERNEL,
-        "dropped[m] >> i & 1 ? 0 : incoming * args.keep_scale;",
+        "dropped[m] >> i & 1 ? 0 : incoming * steps.args.keep_scale;",
         "dropped[m] >> i & 1 ? 0 : incoming;",
         TILES,
     ),
@@ -123,7 +123,7 @@ PLANTS = (
     Plant(
         "sums are written before the ones of the tile before are read",
         TILE,
-        "    __syncthreads();  // every thread has read the sums of the tile before\n",
+        "  __syncthreads();  // every thread has read the sums of the tile before\n",
         "",
         TILES,
         survives="plain accesses are not watched, and the two meet only where a warp overtakes another by a tile of which "
@@ -132,7 +132,7 @@ PLANTS = (
     Plant(
         "sums are read before every warp has written its own",
         TILE,
-        "    __syncthreads();  // the sums of every warp are written\n",
+        "  __syncthreads();  // the sums of every warp are written\n",
         "",
         TILES,
     ),

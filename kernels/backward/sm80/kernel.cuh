@@ -1,8 +1,10 @@
 #pragma once
 
 #include "backward/query_sums.cuh"
-#include "backward/sm80/epilogue.cuh"
+#include "backward/repair.cuh"
 #include "backward/sm80/products.cuh"
+#include "backward/sm80/shape.cuh"
+#include "ptx/path.cuh"
 
 // Attention backward with mma.sync and cp.async: sm_80 and up, 16-bit types, the whole contract.
 //
@@ -16,37 +18,69 @@
 //     dV += P^T dO,  dK += dS^T Q               registers, 32 keys per warp              add_key_gradients
 //     dQ  = dS K -> added to fp32 in the workspace                                       add_query_gradients
 //                   (a result that must be the same in every run has dQ by backward_sm80_dq, sm80_dq.cuh)
-//   dK, dV -> shared -> global                                                           sm80/epilogue.cuh
+//   dK, dV -> shared -> global; keys that 0 * NaN has reached again                      finish
 //
 // Workspace: delta (backward/delta.cuh), the fp32 sums of dQ, in the order in which threads hold them (QuerySums).
 
 namespace flash_attention {
 
+/// The work tile of a thread block: dK and dV of block_kv keys of one key head.
 template <BackwardConfig config>
-struct BackwardSm80 : BackwardSm80Epilogue<config> {
-  using Base = BackwardSm80Epilogue<config>;
+struct BackwardSm80 {
   using Shape = BackwardSm80Shape<config>;
-  using Base::args, Base::sequence, Base::kv_head_idx, Base::kv_begin, Base::tiles, Base::lane, Base::warp, Base::place,
-      Base::K_smem, Base::V_smem, Base::dK, Base::dV;
-  using Base::type, Base::features, Base::block_q, Base::block_kv, Base::dim, Base::dim_v, Base::key_n, Base::dK_pairs,
-      Base::dV_pairs;
-  using typename Shape::QTile, typename Shape::dOTile, typename Shape::KTile, typename Shape::VTile, typename Shape::PTile,
-      typename Base::SharedStorage, typename Base::Score;
+  static constexpr Type type = Shape::type;
+  static constexpr Features features = config.features;
+  static constexpr int block_q = Shape::block_q, block_kv = Shape::block_kv, threads = Shape::threads;
+  static constexpr int dim = Shape::dim, dim_v = Shape::dim_v;
+  using Element = typename Shape::Element;
+  using QTile = typename Shape::QTile;
+  using dOTile = typename Shape::dOTile;
+  using KTile = typename Shape::KTile;
+  using VTile = typename Shape::VTile;
+  using PTile = typename Shape::PTile;
+  using Score = tile::Score<features>;
   static constexpr bool adds_dQ = config.dq_mode != DqMode::separate_kernel;
 
   // How the warps divide the products of scores: rows x columns of warps.
   static constexpr int score_m = Shape::warps_q, score_n = config.num_warps / score_m;
   static constexpr int score_blocks = block_kv / score_n / 8;
 
+  // How the warps divide the products of dK and dV: rows x columns of warps.
+  static constexpr int key_m = Shape::warps_kv, key_n = config.num_warps / key_m;
+  static constexpr int dK_pairs = tile::ceil_div(dim / 16, key_n), dV_pairs = tile::ceil_div(dim_v / 16, key_n);
+
+  struct SharedStorage {
+    KTile K;                                          // then dK
+    VTile V;                                          // then dV
+    typename Shape::Stage stages[config.num_stages];  // one or two
+    PTile P;
+    PTile dS;
+    SharedFlag repair;  // something in dK or dV is not finite
+  };
+
+  const AttentionArgs& args;
+  SharedStorage& storage;
+  const tile::Sequence sequence;
+  const int kv_head_idx, kv_begin;
+  const tile::TileRange tiles;  // of the queries that see some of the keys
+  const int thread = threadIdx.x, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const tile::LanePlace place{lane};
+  const unsigned K_smem = ptx::shared_address(&storage.K), V_smem = ptx::shared_address(&storage.V);
+  float dK[2][2 * dK_pairs][4]{};
+  float dV[2][2 * dV_pairs][4]{};
+
   tile::VisibleTiles visible_tiles;
-  const unsigned P_smem, dS_smem, stages_smem;
+  const unsigned P_smem = ptx::shared_address(&storage.P), dS_smem = ptx::shared_address(&storage.dS),
+                 stages_smem = ptx::shared_address(&storage.stages);
 
   __device__ __forceinline__ BackwardSm80(const AttentionArgs& arguments, SharedStorage& shared, const tile::Sequence& s,
                                           int kv_head, int first_key)
-      : Base(arguments, shared, s, kv_head, first_key),
-        P_smem(ptx::shared_address(&shared.P)),
-        dS_smem(ptx::shared_address(&shared.dS)),
-        stages_smem(ptx::shared_address(&shared.stages)) {}
+      : args(arguments),
+        storage(shared),
+        sequence(s),
+        kv_head_idx(kv_head),
+        kv_begin(first_key),
+        tiles(Score(arguments, s, kv_head * arguments.group).template query_tiles<block_q, block_kv>(first_key)) {}
 
   /// A step of the main loop: a query tile of a query head of the group.
   struct Step {
@@ -120,7 +154,7 @@ struct BackwardSm80 : BackwardSm80Epilogue<config> {
   /// dV += P^T dO and dK += dS^T Q, 32 keys and a part of the columns a warp.
   __device__ __forceinline__ void add_key_gradients(const Step& step) {
     const int row = warp / key_n * 32, part = warp % key_n;
-    const auto contract = [&]<typename Tile, int pairs, int columns, int blocks>(float(&C)[2][blocks][4], unsigned weights,
+    const auto contract = [&]<typename Tile, int pairs, int columns, int blocks>(float (&C)[2][blocks][4], unsigned weights,
                                                                                  unsigned tile) {
       sm80::multiply_columns<features, PTile, Tile, block_q>(C, weights, row, tile, part * pairs, lane,
                                                              sm80::pairs_of<type, columns / 16, pairs, key_n>(part));
@@ -159,6 +193,58 @@ struct BackwardSm80 : BackwardSm80Epilogue<config> {
         load_queries(next);
       }
       step = next;
+    }
+  }
+
+  // -- the end of the tile ------------------------------------------------------------------------------------------------
+
+  /// The warp's part of dK or dV into shared memory, where K or V was; true if something in it is not finite.
+  template <typename Tile, int pairs, int blocks>
+  __device__ __forceinline__ bool put(const float (&C)[2][blocks][4], unsigned tile_address, float factor,
+                                      int total_pairs) const {
+    const int row = warp / key_n * 32, first = warp % key_n * pairs;
+    // Keys that no query sees are 0: the zeros of their P and dS have been multiplied by all queries of a tile.
+    constexpr bool some_unseen = features.key_lengths || features.seqused_kv;
+    const auto unseen = [&](int r) { return some_unseen && kv_begin + r >= sequence.visible_kv; };
+    float check = 0;
+#pragma unroll
+    for (int m = 0; m < 2; ++m) {
+#pragma unroll
+      for (int n = 0; n < blocks; ++n) {
+        if (first + n / 2 >= total_pairs) break;
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          float a = C[m][n][2 * half] * factor, b = C[m][n][2 * half + 1] * factor;
+          if (unseen(row + 16 * m + place.row + 8 * half)) a = b = 0;
+          check = ptx::fma(a, 0, ptx::fma(b, 0, check));
+          Shape::template put_pair<Tile>(tile_address, row + 16 * m + place.row + 8 * half, 2 * first + n, place, a, b);
+        }
+      }
+    }
+    return check != check;
+  }
+
+  /// dK and dV by way of shared memory, 16 bytes a lane; keys that 0 * NaN has reached again.
+  __device__ __forceinline__ void finish() const {
+    if (thread == 0) storage.repair.set(false);
+    __syncthreads();  // every warp is done with K and V, and the flag is down
+    const bool K_fails = put<KTile, dK_pairs>(dK, K_smem, args.scale, dim / 16);
+    const bool V_fails = put<VTile, dV_pairs>(dV, V_smem, features.dropout ? args.keep_scale : 1, dim_v / 16);
+    if (Shape::repairs_rows && (K_fails || V_fails)) storage.repair.set(true);
+    __syncthreads();  // dK, dV and the flag are in shared memory
+    const auto dK_rows = tile::key_rows<Element, features>(args.dK, sequence, kv_head_idx).from(kv_begin);
+    const auto dV_rows = tile::key_rows<Element, features>(args.dV, sequence, kv_head_idx).from(kv_begin);
+    tile::store_tile<threads, config.head_dim, block_kv, KTile>(K_smem, 0, dK_rows, thread);
+    tile::store_tile<threads, config.head_dim_v, block_kv, VTile>(V_smem, 0, dV_rows, thread);
+    if constexpr (Shape::repairs_rows) {
+      if (storage.repair.up()) {
+        ptx::path<Shape::split ? "backward/tf32 repaired keys" : "backward/sm80 repaired keys">();
+        __syncthreads();  // the stores above come before those of the repair
+        for (int j = kv_begin + warp; j < tile::min(kv_begin + block_kv, sequence.visible_kv); j += config.num_warps) {
+          repair_key<config>(args, sequence, kv_head_idx, j,
+                             [&](int head_idx) { return delta_like_lse<config>(args, sequence, head_idx); });
+        }
+      }
     }
   }
 };

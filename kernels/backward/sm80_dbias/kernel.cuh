@@ -22,51 +22,60 @@
 namespace flash_attention {
 
 template <BackwardConfig config>
-struct BackwardSm80Bias : BackwardSm80BiasTile<config> {
-  using Base = BackwardSm80BiasTile<config>;
-  using Base::args, Base::storage;
-  using Base::total;
-  using Base::type, Base::features, Base::block_q, Base::block_kv, Base::panel, Base::panels, Base::all_panels,
-      Base::stages, Base::ahead;
-  using typename Base::Shape, typename Base::Score, typename Base::Step, typename Base::QTile, typename Base::KTile;
-  static constexpr int columns = Base::columns;
+struct BackwardSm80Bias {
+  using Steps = BackwardSm80BiasSteps<config>;
+  using Tile = BackwardSm80BiasTile<config>;
+  static constexpr Features features = config.features;
+  static constexpr Type type = features.dtype;
+  static constexpr int block_q = Steps::block_q, block_kv = Steps::block_kv, columns = Tile::columns;
+  static constexpr int panel = Steps::panel, panels = Steps::panels, all_panels = Steps::all_panels;
+  static constexpr int stages = Steps::stages, ahead = Steps::ahead;
+  using Shape = typename Steps::Shape;
+  using Score = typename Steps::Score;
+  using Step = typename Steps::Step;
+  using Stage = typename Steps::Stage;
+  using QTile = typename Steps::QTile;
+  using KTile = typename Steps::KTile;
+  using Fragment = typename Tile::Fragment;
+  using Place = typename Tile::Place;
   using Math = backward_sm90::ScoreMath<config, backward_sm90::Rows::queries, columns, true>;
-  using typename Base::Fragment, typename Base::Stage, typename Base::Place;
 
+  Steps steps;
+  Fragment total;
   int stage = 0, step_place = 0;
-
-  using Base::Base;
 
   /// The first two steps, and the loads that are ahead.
   __device__ __forceinline__ void begin() {
     if (threadIdx.x == 0) {
-      storage.steps[0] = this->visible_from(this->first_of(blockIdx.x));
+      steps.storage.steps[0] = steps.visible_from(steps.first_of(blockIdx.x));
       find_step(1);
     }
     __syncthreads();  // the steps are known
 #pragma unroll
-    for (int index = 0; index < ahead; ++index) this->load_panel(0, index, index);
+    for (int index = 0; index < ahead; ++index) steps.load_panel(0, index, index);
   }
   /// The step at `to`, from that before it.
   __device__ __forceinline__ void find_step(int to) {
-    const Step before = storage.steps[to == 0 ? Base::num_places - 1 : to - 1];
-    storage.steps[to] = before.tile_idx >= 0 ? this->visible_from(this->next_of(before)) : before;
+    const Step before = steps.storage.steps[to == 0 ? Steps::num_places - 1 : to - 1];
+    steps.storage.steps[to] = before.tile_idx >= 0 ? steps.visible_from(steps.next_of(before)) : before;
   }
-  __device__ __forceinline__ bool in_tile(int tile_idx) const { return storage.steps[step_place].tile_idx == tile_idx; }
+  __device__ __forceinline__ bool in_tile(int tile_idx) const {
+    return steps.storage.steps[step_place].tile_idx == tile_idx;
+  }
 
   /// C = the product of the panels [begin, end) of the step. Each is waited for, and one further on is loaded.
   __device__ __forceinline__ void multiply_panels(Fragment& C, int begin, int end) {
-    Base::clear(C);
+    Tile::clear(C);
 #pragma unroll 1
     for (int index = begin; index < end; ++index) {
       ptx::copy_async_wait<ahead - 1>();
       __syncthreads();  // the panel has landed; every warp is done with the one before, whose stage is the next to fill
-      if (index == 0 && threadIdx.x == 0) find_step(Base::after(Base::after(step_place)));
+      if (index == 0 && threadIdx.x == 0) find_step(Steps::after(Steps::after(step_place)));
       const bool same = index + ahead < all_panels;
-      this->load_panel(same ? step_place : Base::after(step_place), same ? index + ahead : index + ahead - all_panels,
+      steps.load_panel(same ? step_place : Steps::after(step_place), same ? index + ahead : index + ahead - all_panels,
                        stage == 0 ? stages - 1 : stage - 1);
       const Place at;
-      const Stage& operands = storage.stages[stage];
+      const Stage& operands = steps.storage.stages[stage];
       const unsigned A_address = tile::a_address<QTile>(ptx::shared_address(&operands.A), at.row, at.lane);
       const unsigned B_address = tile::b_transposed_address<KTile>(ptx::shared_address(&operands.B), at.column, at.lane);
       // One step of 16 after the other: fragments of several would fill the registers.
@@ -99,26 +108,26 @@ struct BackwardSm80Bias : BackwardSm80BiasTile<config> {
           edge(Shape::some_hidden(score, q_begin, kv_begin)) {}
   };
   __device__ __forceinline__ typename Shape::template RowStatistics<2> statistics(int lane_row) const {
-    return {ptx::shared_address(&storage.statistics[step_place]), lane_row};
+    return {ptx::shared_address(&steps.storage.statistics[step_place]), lane_row};
   }
 
   /// Loads the biases of the step, and prefetches those of the next to L2.
   __device__ __forceinline__ void load_bias(typename Math::Bias (&bias)[2]) const {
-    const Scores of(args, storage.steps[step_place]);
+    const Scores of(steps.args, steps.storage.steps[step_place]);
     const Place place;
 #pragma unroll
     for (int m = 0; m < 2; ++m)
       bias[m].load(of.score, of.q_begin + place.lane_row + 16 * m, of.kv_begin + place.lane_column, of.kv_begin + block_kv);
-    const Step& next = storage.steps[Base::after(step_place)];
+    const Step& next = steps.storage.steps[Steps::after(step_place)];
     if (next.tile_idx < 0) return;
-    const Scores later(args, next);
+    const Scores later(steps.args, next);
     Math::Bias::template prefetch<block_q, block_kv>(later.score, later.q_begin, later.kv_begin, threadIdx.x);
   }
 
   /// S, dot products, becomes P; tile::hidden() if that is not visible.
   __device__ __forceinline__ void exponentiate(Fragment& S, const typename Math::Bias (&bias)[2],
                                                unsigned (&dropped)[2]) const {
-    const Scores of(args, storage.steps[step_place]);
+    const Scores of(steps.args, steps.storage.steps[step_place]);
     const Place place;
     if (of.edge) ptx::path<"backward/sm80 edge tile of dbias">();
     if (!of.edge) ptx::path<"backward/sm80 inner tile of dbias">();
@@ -165,7 +174,7 @@ struct BackwardSm80Bias : BackwardSm80BiasTile<config> {
       for (int i = 0; i < Math::count; ++i) {
         const float p = tile_of(P[m])[i];
         float incoming = tile_of(dP[m])[i];
-        if constexpr (features.dropout) incoming = dropped[m] >> i & 1 ? 0 : incoming * args.keep_scale;
+        if constexpr (features.dropout) incoming = dropped[m] >> i & 1 ? 0 : incoming * steps.args.keep_scale;
         const float dS = p * (incoming - rows.delta[m][Math::row_of(i)]);
         tile_of(total[m])[i] += tile::is_hidden(p) ? 0 : dS;
       }
@@ -182,7 +191,7 @@ struct BackwardSm80Bias : BackwardSm80BiasTile<config> {
     exponentiate(S, bias, dropped);
     multiply_panels(dP, panels, all_panels);
     add(S, dP, dropped);
-    step_place = Base::after(step_place);
+    step_place = Steps::after(step_place);
   }
 };
 
@@ -190,14 +199,14 @@ template <BackwardConfig config>
 __device__ __forceinline__ void backward_sm80_dbias(const AttentionArgs& args) {
   if (args.dbias == nullptr) return;
   using Kernel = BackwardSm80Bias<config>;
-  Kernel kernel(args, ptx::shared_storage<typename Kernel::SharedStorage>());
+  Kernel kernel{{args, ptx::shared_storage<typename Kernel::Steps::SharedStorage>()}};
   kernel.begin();
 #pragma unroll 1
-  for (int tile_idx = blockIdx.x; tile_idx < kernel.num_tiles(); tile_idx += static_cast<int>(gridDim.x)) {
-    kernel.clear(kernel.total);
+  for (int tile_idx = blockIdx.x; tile_idx < kernel.steps.num_tiles(); tile_idx += static_cast<int>(gridDim.x)) {
+    Kernel::Tile::clear(kernel.total);
 #pragma unroll 1
     while (kernel.in_tile(tile_idx)) kernel.add_step();
-    kernel.store(tile_idx);
+    store_dbias(kernel.steps, kernel.total, tile_idx);
   }
 }
 

@@ -8,10 +8,12 @@
 namespace flash_attention {
 
 template <BackwardConfig config>
-struct BackwardSm80BiasSteps : BackwardSm80Shape<config> {
+struct BackwardSm80BiasSteps {
   using Shape = BackwardSm80Shape<config>;
-  using Shape::type, Shape::features, Shape::block_q, Shape::block_kv, Shape::threads, Shape::warps_q;
-  using typename Shape::Element;
+  static constexpr Features features = config.features;
+  static constexpr int block_q = Shape::block_q, block_kv = Shape::block_kv, threads = Shape::threads;
+  static constexpr int warps_q = Shape::warps_q;
+  using Element = typename Shape::Element;
   using Score = tile::Score<features>;
   static constexpr int panel = 64;  // columns of Q, K, dO or V that are loaded together
   static constexpr int panels = tile::ceil_div(config.head_dim, panel);
@@ -43,9 +45,6 @@ struct BackwardSm80BiasSteps : BackwardSm80Shape<config> {
 
   const AttentionArgs& args;
   SharedStorage& storage;
-
-  __device__ __forceinline__ BackwardSm80BiasSteps(const AttentionArgs& arguments, SharedStorage& shared)
-      : args(arguments), storage(shared) {}
 
   // The axes that broadcast, and the numbers of tiles: from the arguments each time, registers are short.
   __device__ __forceinline__ bool all_queries() const { return args.dbias_q_stride == 0; }
