@@ -35,7 +35,7 @@ struct RepairHead {
         delta(row_delta),
         delta_scale(scale_of_delta) {}
 
-  /// The dropped probability and the gradient of the dot product, for a visible pair; false where the row has no
+  /// The dropped probability and the gradient of the dot product, for a visible pair; false if the row has no
   /// probabilities.
   __device__ __forceinline__ bool differentiate(int i, int j, const Element* K_row, const Element* V_row, int lane,
                                                 float& p, float& ds) const {

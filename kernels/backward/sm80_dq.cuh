@@ -172,7 +172,7 @@ struct BackwardSm80Query {
     if constexpr (tile::Score<features>::skips_tiles) {
       ptx::copy_async_commit();
       ptx::copy_async_wait<0>();
-      __syncthreads();  // Q and dO have landed where every tile was skipped: dQ goes over them
+      __syncthreads();  // Q and dO have landed, also if every tile was skipped: dQ goes over them
     }
   }
 

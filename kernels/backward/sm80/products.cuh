@@ -12,7 +12,7 @@ using namespace abi;
 
 /// Of `total` pairs of eight columns, `each` for a warp of `parts`, those that exist in a warp's part. Rows of 16-bit tiles
 /// have room for the parts of all warps, and what a warp multiplies past the last column is dropped; of floats it would
-/// read what is behind the tile.
+/// read past the tile.
 template <Type type, int total, int each, int parts>
 __device__ __forceinline__ int pairs_of(int part) {
   constexpr bool room = type == Type::float32 ? total == each * parts : total % each == 0;

@@ -79,7 +79,7 @@ struct BackwardSm80Shape {
     return tile::workspace<const float>(args, BackwardRegion::delta);
   }
 
-  /// Starts to copy lse and delta of a query tile, one behind the other; zero for rows that do not exist.
+  /// Starts to copy lse and delta of a query tile, one after the other; zero for rows that do not exist.
   __device__ __forceinline__ static void load_statistics(const AttentionArgs& args, const tile::Sequence& sequence,
                                                          int head_idx, int q_begin, unsigned address) {
     const int thread = threadIdx.x, row = thread % block_q;

@@ -7,7 +7,7 @@
 
 // The gradient of the bias with mma.sync and cp.async: sm_80 and up, 16-bit types, in each shape that a bias may have.
 //
-// A block takes tiles of dbias, block_q x block_kv elements each (block_kv elements where the queries broadcast), one after
+// A block takes tiles of dbias, block_q x block_kv elements each (block_kv elements if the queries broadcast), one after
 // the other. It sums dS over the axes that broadcast in registers: no atomic, no workspace, the same bits in every run.
 //
 //   for each step of the tile, a tile of queries of a head of a sequence that sees some of the keys:

@@ -2,7 +2,7 @@
 
 #include "backward/sm80/shape.cuh"
 
-// What is summed in a tile of dbias, step by step, and how the operands of a step come to shared memory. The way of the
+// The steps of a tile of dbias: which queries, heads and sequences are summed in it, and the loads of their operands. The
 // kernel is in sm80_dbias/kernel.cuh.
 
 namespace flash_attention {
@@ -79,7 +79,7 @@ struct BackwardSm80BiasSteps {
     return first_of(step.tile_idx + static_cast<int>(gridDim.x));
   }
 
-  /// Of the steps from `step` on the first of which something is visible; its tile is -1 if there is none.
+  /// The first step, from `step` on, that has a visible pair. If there is no such step, its tile is -1.
   __device__ __forceinline__ Step visible_from(Step step) const {
 #pragma unroll 1
     while (step.tile_idx < num_tiles() && args.batch > 0) {

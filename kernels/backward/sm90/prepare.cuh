@@ -2,11 +2,11 @@
 
 // Around the tiles of backward/sm90: what they need of each row, and the fp32 dQ they add to.
 //
-//   prepare: lse2 = lse / ln 2 (+inf where a row has no probabilities), delta = rowsum(dO * O) - dlse, dQ sums = 0, no
+//   prepare: lse2 = lse / ln 2 (+inf if a row has no probabilities), delta = rowsum(dO * O) - dlse, dQ sums = 0, no
 //            tasks taken, the counters of ordered accumulation; rows in no sequence = 0; which rows are not finite
 //            Dropout scales what it keeps by k: with lse2 - log2 k and delta / k the tiles need not multiply by it.
 //   convert: dQ = scale * the sums, in the tensor's type
-//   convert_keys: the same for dK and dV, where they are summed in memory
+//   convert_keys: the same for dK and dV, if they are summed in memory
 //
 // One block of 128 threads takes 64 rows of one head.
 

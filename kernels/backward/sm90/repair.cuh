@@ -1,6 +1,6 @@
 #pragma once
 
-// Gradients of keys that 0 * NaN reached in a product of backward/sm90: P and dS are 0 where a query does not see a key, or
+// Gradients of keys that 0 * NaN reached in a product of backward/sm90: P and dS are 0 if a query does not see a key, or
 // dropout has taken it away, but dO and Q of that query may hold NaN or Inf. The main loop has no registers to look for
 // them. This kernel comes after it: keys that were multiplied with such a query without seeing it are done again.
 //
@@ -101,8 +101,7 @@ struct Repairer {
     ptx::path<"backward/sm90 repaired keys">();
 #pragma unroll 1
     for (int j = kv_begin; j < tile::min(kv_begin + tile_rows, sequence.rows_kv); ++j)
-      repair_key<config>(
-          args, sequence, kv_head_idx, j, [&](int head_idx) { return delta_of(head_idx); }, args.keep_scale);
+      repair_key<config>(args, sequence, kv_head_idx, j, [&](int head_idx) { return delta_of(head_idx); }, args.keep_scale);
   }
 };
 
@@ -124,7 +123,7 @@ __device__ __forceinline__ void backward_sm90_repair_keys(const abi::AttentionAr
   }
 }
 
-/// Blocks that convert the sums of first keys, 64 of a head each, where tasks share their queries.
+/// Blocks that convert the sums of first keys, 64 of a head each, if tasks share their queries.
 template <abi::BackwardConfig config>
 __device__ __forceinline__ int first_key_blocks(const abi::AttentionArgs& args) {
   using namespace backward_sm90;

@@ -1,6 +1,6 @@
 #pragma once
 
-// Gradients of heads wider than 256 for sm_90 (Hopper), each by a kernel of its own: no sums in memory, the same bits in
+// Gradients of heads wider than 256 for sm_90 (Hopper), one kernel for each: no sums in memory, the same bits in
 // every run. A gradient of 64 rows is too wide for one warpgroup's registers: two have the same rows, each half of the
 // columns.
 //
@@ -13,7 +13,11 @@
 //     W = P (dV) or dS                               to shared memory; wait for the other's
 //     G += W Z over both steps, my columns           Z = K (dQ), Q (dK), dO (dV)
 //
-// Y, Y' and Z come in one ring of stages of 16 KiB: 64 columns of both tiles, then all columns of some rows.
+// One ring has Y, Y' and Z, in stages of 16 KiB: 64 columns of both tiles, then all columns of some rows.
+//
+// Two blocks are a cluster: they have 64 rows each, go over the same steps, and each loads half of a stage for both.
+// Warps: one lane of warpgroup 0 loads (columns/storage.cuh). Warpgroups 1 and 2 compute, with 240 registers; the gradient
+// takes up to 128 of them.
 
 #include "backward/sm90/columns/products.cuh"
 #include "ptx/path.cuh"

@@ -168,9 +168,9 @@ struct ColumnsWarpgroup {
   }
 
  private:
-  /// W is 0 where a pair is hidden, which does not silence NaN or Inf in Z. Keys: what is not finite in them has made dS of
-  /// those that see them NaN, so it is taken out. Queries past the last one are another sequence's, and tiles that only the
-  /// other block's keys see are none of this task's; for those that are hidden from some keys comes
+  /// W of a hidden pair is 0, and 0 times NaN is NaN. Keys: one that is not finite has made dS of the queries that see it
+  /// NaN, so it may be cleared here. Queries: rows past the last one belong to another sequence, and a tile that only the
+  /// keys of the other block see is not part of this task. Queries that are hidden from some keys only:
   /// backward/sm90/repair.cuh.
   __device__ __forceinline__ void clear(int kept, typename S::Element* Z) const {
     if (kept >= C::z_rows) return;

@@ -1,8 +1,8 @@
 #pragma once
 
-// Biases by TMA (BackwardConfig::bias_boxes): with the queries of a step come 64 x 64 biases for each warpgroup, rows of
-// queries, which it reads by ldmatrix (ScoreMath::read_bias). Threads that load their own read half a sector of eight lines
-// with each instruction, and the cache that answers them is the memory that the products read.
+// Biases by TMA (BackwardConfig::bias_boxes): TMA loads 64 x 64 biases for each warpgroup with the queries of a step, rows
+// of queries, which it reads by ldmatrix (ScoreMath::read_bias). Threads that load their own read half a sector of eight
+// lines with each instruction, and the cache that answers them is the memory that the products read.
 
 #include "backward/sm90/parts/shape.cuh"
 #include "ptx/mbarrier.cuh"

@@ -3,7 +3,8 @@
 // Keys that must not be multiplied. dQ = dS K multiplies every key by the dS of every query of the tile, and a hidden score
 // has a dS of 0: NaN or Inf in a hidden key would reach dQ as 0 * NaN. So rows of K that hold NaN or Inf, and rows that no
 // query may see, become zeros in shared memory before that product reads them. What such a key does to the queries that see
-// it is NaN in their scores: ScoreMath (nonfinite_row), or S itself where it has been computed before.
+// it is NaN in their scores: ScoreMath puts it there (nonfinite_row), or S was computed before the key was cleared.
+// docs/kernels/nonfinite.md has the whole.
 
 #include "backward/sm90/parts/storage.cuh"
 #include "ptx/barrier.cuh"

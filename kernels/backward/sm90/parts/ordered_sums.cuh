@@ -1,12 +1,12 @@
 #pragma once
 
-// The order in which tasks add to the sums in memory, where every run must give the same bits.
+// The order in which tasks add to the sums in memory, if every run must give the same bits.
 //
 // Each query tile has a counter in the workspace: it names the KV tile that accumulates into dQ next. The last KV tile that
 // the queries see comes first (prepare writes it), then the one before. Blocks take KV tiles in the same order, so a block
 // only waits for blocks that were started before it, and these run. Under a causal mask a KV tile reaches a query tile
-// later than the one behind it, by the query tiles between their first steps: blocks hardly wait. Without a mask the blocks
-// begin together, and fall behind each other once, in the first heads.
+// later than the tile after it, by the query tiles between their first steps: blocks hardly wait. Without a mask the blocks
+// begin together. Each then waits for the one before it once, in the first heads.
 //
 // The first block that accumulates into dQ of a query tile stores it: the sums need not be zeroed before.
 //

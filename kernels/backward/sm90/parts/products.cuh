@@ -105,7 +105,7 @@ __device__ __forceinline__ void write_rows(const tile::Rows<ptx::Element<type>>&
   }
 }
 
-/// Eight elements of a row: one store where the tensor's rows are aligned to 16 bytes, else four.
+/// Eight elements of a row: one store if the rows of the tensor are aligned to 16 bytes, else four.
 template <typename Element>
 __device__ __forceinline__ void store_eight(Element* to, const ptx::Vector<unsigned, 4>& words, bool aligned) {
   if (aligned) {

@@ -16,7 +16,7 @@ struct TaskOrder {
   int num_tiles;  // of a head, with the parts of one that is split
   int num_heads;  // of the whole batch
   int section;    // heads
-  int last;       // heads of the last section, where it is another one
+  int last;       // heads of the last section, if it differs
   int parts = 1;  // of the first tile of a head
 
   template <BackwardConfig config>
@@ -80,14 +80,15 @@ __device__ __forceinline__ TaskOrder task_order(const AttentionArgs& args) {
   TaskOrder order = TaskOrder::by_heads<config>(tile::ceil_div(args.seq_kv, config.block_kv) + parts - 1,
                                                 args.heads_kv * splits * args.batch, args.seq_q * (args.group / splits));
   order.parts = parts;
-  // Of few heads, which L2 holds, the parts come before the other tiles: none begins when the others are done.
+  // If there are few heads, L2 holds them, and the parts are taken before the other tiles: else one may begin when all
+  // others are done.
   constexpr int last_heads = 4;
   if (parts > 1 && order.last == 0) order.last = tile::min(last_heads, order.num_heads);
   return order;
 }
 /// The tile of keys of a task. The head is that of a split of the group: num_gqa_splits() of them to a key head.
 struct KeyBlock : tile::BlockCoordinates {
-  int part;  // of the queries, where the tile is split
+  int part;  // of the queries, if the tile is split
 };
 template <BackwardConfig config>
 __device__ __forceinline__ KeyBlock key_block_of(const AttentionArgs& args, int task_idx) {

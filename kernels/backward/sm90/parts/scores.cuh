@@ -90,10 +90,10 @@ struct ScoreMath {
     }
   };
 
-  /// Boolean masks and programs are asked by the lanes of a warp together: all of them come here at once.
+  /// The lanes of a warp evaluate boolean masks and programs together, so all of them must get here at once.
   static constexpr bool by_votes = (features.mask || features.mask_program) && columns == tile_rows;
 
-  /// Or they have been, and what they said is in words; windows and lengths, and tiles without words, are ranges.
+  /// Or a launch before has done so, and its bits are in words. Windows and lengths, and tiles without words, are ranges.
   static constexpr bool by_words = config.step_words && rows == Rows::keys;
 
   /// words_of_tile: those of this one, or null.
@@ -169,9 +169,10 @@ struct ScoreMath {
     return *reinterpret_cast<const Pair*>(&values[column + column_of(i)]);
   }
 
-  /// S becomes P before dropout, scaled as what is kept (prepare.cuh), times the slope of the soft cap and of the program
-  /// if there is one. lse2(i) are the statistics of the queries of registers i and i + 1. take(i, p, q) gets their
-  /// probabilities after dropout and without that slope. The marks have been made, best under the products before.
+  /// S becomes P before dropout, as dS needs it: with the scale of what dropout keeps (prepare.cuh), and times the slope of
+  /// the soft cap and of the program. take(i, p, q) gets the probabilities of registers i and i + 1 as dV needs them: after
+  /// dropout, without the slope. lse2(i) are the statistics of these registers' queries. Marks are made before, under a
+  /// product.
   template <typename Lse2, typename Take>
   __device__ __forceinline__ void probabilities(Tile& S, const Marks& marks, Lse2 lse2, Take take) const {
     if constexpr (!config.bias_boxes) bias.transpose();
@@ -235,8 +236,9 @@ struct ScoreMath {
   }
 
   /// A Philox block decides on eight scores. With the queries along the rows a thread holds all of them. With the keys
-  /// along the rows it holds those of an even or of an odd key, and the lane of the key's neighbour the others: each of the
-  /// two works out half of the blocks, of the even or of the odd queries, for both.
+  /// along the rows it holds those of one key, and the lane of the neighbouring key holds the others. So the two lanes
+  /// share the work: one computes the blocks of the even queries, one those of the odd queries, and they exchange the
+  /// results.
   __device__ __forceinline__ void mark_dropped(Marks& marks) const {
     const int odd = rows == Rows::keys ? row % 2 : 0;
     tile::Dropout dropout = this->dropout;
@@ -354,8 +356,8 @@ struct ScoreMath {
   template <bool some_hidden, bool large_bias, CapArgument argument>
   __device__ __forceinline__ float probability_of(float& S, int i, int shift, const Marks& marks, float lse2) const {
     float slope = 1;
-    const float exponent = linear ? ptx::fma(S, exponent_scale, -lse2)
-                                  : exponent_of<large_bias, argument>(S, i, shift, lse2, slope);
+    const float exponent =
+        linear ? ptx::fma(S, exponent_scale, -lse2) : exponent_of<large_bias, argument>(S, i, shift, lse2, slope);
     S = ptx::exp2(exponent);
     // A score of -inf is hidden, whatever the key holds. A probability that is only too small for a float is not.
     [[maybe_unused]] const bool nothing = features.score_hides && exponent == -tile::infinity;

@@ -62,8 +62,8 @@ __device__ __forceinline__ long long padded_start(const AttentionArgs& args, con
 __device__ __forceinline__ long long padded_rows(const AttentionArgs& args) {
   return (args.total_q + 68ll * args.batch + 3) / 4 * 4;
 }
-/// Behind lse2: of the tile that begins at a padded row a byte for each warp of prepare, not 0 where it found a row that is
-/// not finite, or may be.
+/// After lse2: the flags of the tile that begins at a padded row, a byte for each warp of prepare. It is not 0 if the warp
+/// found a row that is not finite, or may not be.
 __device__ __forceinline__ unsigned* nonfinite_flags_of(const AttentionArgs& args, long long padded) {
   auto* const lse2 = workspace<float>(args, Region::lse2);
   return reinterpret_cast<unsigned*>(lse2 + padded_rows(args) * args.heads_q) + padded / tile_rows;
@@ -121,7 +121,7 @@ struct Shape {
   // Tasks add to the sums in memory in a fixed order: every run has the same bits (ordered_sums.cuh).
   static constexpr bool ordered = config.dq_mode == DqMode::ordered;
 
-  // A kernel of its own computes dQ: no sums in memory, and no exchange of dS between warpgroups.
+  // A second kernel computes dQ: no sums in memory, and no exchange of dS between warpgroups.
   static constexpr bool separate_dq = config.dq_mode == DqMode::separate_kernel;
   // If some scores may be hidden, a key that is not finite must not be multiplied by their zeros. Tasks of few steps need
   // not look if none can be.
@@ -137,7 +137,8 @@ struct Shape {
   // one's to own, and the second passes over it.
   static constexpr bool skips_first_step = config.loop.overlap == Overlap::pairs && features.window_right;
 
-  static_assert(config.block_kv % tile_rows == 0);  // queries come in tile_rows but in sm80_dbias/kernel.cuh, which asks, too
+  static_assert(config.block_kv % tile_rows ==
+                0);  // queries come in tile_rows but in sm80_dbias/kernel.cuh, which asks, too
 };
 
 /// The same sequence, of which the compiler keeps nothing that it can compute again: registers are short in these loops.

@@ -1,6 +1,6 @@
 #pragma once
 
-// dQ for sm_90 (Hopper) by a kernel of its own: the same bits in every run, and head dimensions to 256.
+// dQ for sm_90 (Hopper) by a second kernel: the same bits in every run, and head dimensions to 256.
 //
 // A work tile is 128 queries of one head, 64 for each of two warpgroups, which loop over the KV tiles (64 rows) they see:
 //
@@ -14,6 +14,10 @@
 // dQ of a tile is issued together with S and dP of the next, in this order: it frees a stage of K, which is loaded again
 // while the others run. V of a tile is free when dP is complete. A block takes one work tile after another; Q and dO of the
 // next are loaded while dQ of this one is completed and stored.
+//
+// Warps: of warpgroup 0 one lane loads Q and K, another dO and V (separate_dq/producer.cuh). Warpgroups 1 and 2 compute.
+// Registers: 240, or 232 if masks choose the tiles. dQ takes 128 of them at head dimension 256, S and dP 32 each.
+// Shared memory: Q and dO of 128 queries, and a ring for the tiles of K and V.
 
 #include "backward/sm90/parts/nonfinite_keys.cuh"
 #include "backward/sm90/parts/products.cuh"
@@ -43,9 +47,9 @@ __device__ __forceinline__ unsigned compute_dQ(const QueryWarpgroup<config>& wg,
     lse2[r] = exists ? workspace<float>(wg.args, Region::lse2)[padded + row + 8 * r] : tile::infinity;
     delta[r] = exists ? workspace<float>(wg.args, Region::delta)[padded + row + 8 * r] : 0;
   }
-  // The addresses of a bias take the registers of dP: there it comes after P, not under it.
+  // The addresses of a bias take the registers of dP: with a bias, dP is computed after P, not under it.
   constexpr bool late_dP = config.features.bias && S::width > 128;
-  // The bytes of a boolean mask by itself come while the products are in flight.
+  // The bytes of a boolean mask are loaded while the products are in flight if no other option needs the registers.
   constexpr bool asks_early =
       config.features.mask && !config.features.dropout && !config.features.modifies_scores() && !S::listed;
   float dQ[S::width / 2], scores[tile_rows / 2], dP[tile_rows / 2];
@@ -53,7 +57,7 @@ __device__ __forceinline__ unsigned compute_dQ(const QueryWarpgroup<config>& wg,
   typename Math::Bias bias;  // of the tile whose S is in flight
   zero(dQ);
 
-  // Both warpgroups must say the same: they meet in zero_nonfinite_keys_of_stage.
+  // Both warpgroups must find the same: they meet in zero_nonfinite_keys_of_stage.
   const auto edge_at = [&](int tile_idx) {
     return !score.template all_visible<query_rows, tile_rows>(task.q_begin, tile_idx * tile_rows) ||
            task.q_begin + query_rows > score.len_q;

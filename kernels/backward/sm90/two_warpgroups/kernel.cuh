@@ -27,6 +27,8 @@
 // summed in memory, too (key_sums). How dQ is summed is DqMode: in any order, in one order (parts/ordered_sums.cuh), by a
 // second kernel (separate_dq/kernel.cuh), or not at all if one tile has all keys (direct).
 //
+// Read from the end: run_tasks, run_task, then the loop (run_step_pairs or run_single_steps), then a step.
+//
 // The launch before this one is prepare.cuh, the one after it repair.cuh. Other structures of the same loop:
 // three_warpgroups/kernel.cuh (192 keys), wide/kernel.cuh (heads to 256), columns/kernel.cuh (wider heads).
 
@@ -273,8 +275,8 @@ __device__ __forceinline__ void run_single_steps(const Warpgroup<config>& wg, Su
 ///                        dQ(a) = dS(a) K, staged while S(a + 2) runs
 ///                        P(a + 2), dS(a + 2);  dV += P(a + 2) dO;  dS(a + 2) sent
 ///
-/// dQ by one warpgroup lets the other run ahead: the warpgroups drift apart, and one's exponentials hide under another's
-/// products. The loop's edge is where the fewest numbers live and no product runs: dS of a step has been sent, dK has not
+/// Only one warpgroup computes dQ of a step. The other runs ahead, so the exponentials of one overlap with the products of
+/// the other. The loop's edge is where the fewest numbers live and no product runs: dS of a step has been sent, dK has not
 /// begun. With one step an iteration, and dQ under a condition, it would be another loop, which needs more registers.
 template <BackwardConfig config>
 __device__ __forceinline__ void run_step_pairs(const Warpgroup<config>& wg, unsigned a, Sums<config>& sums) {

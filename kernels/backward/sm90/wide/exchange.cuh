@@ -18,7 +18,7 @@ struct WideWarpgroup {
   using Storage = WideStorage<config>;
   static constexpr Type type = S::type;
   static constexpr int register_steps = 4 * Storage::register_chunks;
-  // No P is negative, but for what a program's slope makes of it: the sign tells the other warpgroup what is dropped.
+  // P is not negative, unless it is times the slope of a program. Else its sign tells the other warpgroup what is dropped.
   static constexpr bool dropped_are_negative = config.features.dropout && !config.features.score_program;
   static constexpr auto dropped = dropped_are_negative ? Math::Dropped::negative : Math::Dropped::marked;
 
@@ -101,7 +101,8 @@ struct WideWarpgroup {
     });
   }
 
-  // The warpgroup of dK needs no marks of what is dropped if P tells. A boolean mask is asked while dP is in flight.
+  // If the sign of P tells what is dropped, the warpgroup of dK needs no marks of it. A boolean mask is read while dP is in
+  // flight.
   static constexpr bool asks_early = config.features.mask;
   __device__ __forceinline__ static void mark_gradients(const Math& math, typename Math::Marks& marks) {
     dropped_are_negative ? math.mark_hidden(marks) : math.mark(marks);

@@ -15,6 +15,10 @@
 // backward/sm90/separate_dq/kernel.cuh's.
 //
 // Each warpgroup issues the first product of a step before the last of the previous one, and computes while that runs.
+//
+// Warps: of warpgroup 0 one lane loads K and Q, another V and dO (wide/storage.cuh). Warpgroup 1 computes dV, warpgroup 2
+// dK. Registers: 240 for dV (128 of them; S 32, P 16, K 32), 232 for dK (128; dP 32, dS 16, P 32). Shared memory: K
+// (without the columns in registers), V, a ring of Q and one of dO, two stages of P.
 
 #include "backward/sm90/wide/exchange.cuh"
 #include "ptx/path.cuh"

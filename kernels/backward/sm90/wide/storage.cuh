@@ -20,14 +20,14 @@ struct alignas(1024) WideStorage {
   using Chunk = typename S::Element[chunk_elements];
 
   static constexpr int register_chunks = backward_sm90_wide_register_chunks(config);  // of K
-  static constexpr int stages_dO = 2;  // more Q than dO: it waits for dK, which is a step behind
+  static constexpr int stages_dO = 2;  // fewer than of Q, which stays until dK is done, a step later
 
   Chunk K[S::chunks - register_chunks];
   Chunk V[S::chunks_v];
   Chunk Q[S::stages][S::chunks];
   Chunk dO[stages_dO][S::chunks_v];
   ptx::Vector<unsigned, 4> P[P_stages][4][wg_threads];  // [stage][four registers][thread]
-  float lse2[S::stages][tile_rows];                     // lse2 and delta come with Q
+  float lse2[S::stages][tile_rows];                     // lse2 and delta are loaded with Q
   float delta[S::stages][tile_rows];
   ptx::Mbarrier K_full, K_empty, Q_full[S::stages], Q_empty[S::stages];
   ptx::Mbarrier V_full, V_empty, dO_full[stages_dO], dO_empty[stages_dO];
