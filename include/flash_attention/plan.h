@@ -66,8 +66,24 @@ struct Candidate {
   friend bool operator==(const Candidate&, const Candidate&) = default;
 };
 
-/// The tensor maps (TMA descriptors) that a kernel's launches take.
-enum class TensorMapSet : std::uint8_t { none, forward_sm90, forward_sm90_fp8, decode_sm90, backward_sm90, decode_mla };
+/// Where the memory is that a tensor map describes.
+enum class MapSource : std::uint8_t { q, k, v, out, dout, bias, workspace };
+
+/// A tensor map (TMA descriptor) of a kernel's launches, but for its address.
+struct MapLayout {
+  int slot = 0;  ///< its place among the kernel's maps
+  MapSource source = MapSource::q;
+  std::int64_t offset = 0;  ///< in the workspace, in bytes
+  Dtype dtype = Dtype::bfloat16;
+  int rank = 0;
+  std::array<std::uint64_t, 5> sizes{};          ///< elements, innermost first
+  std::array<std::uint64_t, 4> strides_bytes{};  ///< of dimensions 1..rank-1
+  std::array<std::uint32_t, 5> box{};
+  int swizzle_bytes = 128;       ///< 0, 32, 64 or 128
+  bool only_if_aligned = false;  ///< the kernel does without it if the address is no multiple of 16
+
+  friend bool operator==(const MapLayout&, const MapLayout&) = default;
+};
 
 /// What a CPU kernel is told besides its tile.
 struct CpuChoices {
@@ -102,8 +118,8 @@ struct Plan {
   std::int64_t shared_rows = 0;                      ///< of a workspace that several parts of a pass share; 0: one pass
   std::vector<Launch> launches{};                    ///< CUDA and emulator; in order
   MaskLaunch mask{};                                 ///< the first of them, which a prepared mask replaces
-  TensorMapSet tensor_maps = TensorMapSet::none;
-  bool counts_repairs = false;  ///< it adds to Options::repairs
+  std::vector<MapLayout> maps{};                     ///< for all launches
+  bool counts_repairs = false;                       ///< it adds to Options::repairs
   CpuChoices cpu{};
   std::vector<Candidate> candidates{};  ///< in the order in which they were considered, up to the chosen one
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "abi/tensor_maps.h"
 #include "decode/consumer.cuh"
 #include "ptx/bits.cuh"
 #include "ptx/mbarrier.cuh"
@@ -24,7 +25,7 @@ namespace flash_attention {
 
 using namespace abi;
 
-enum DecodeMap : int { decode_map_K = 0, decode_map_V = 1 };
+using namespace abi::decode_sm90_maps;
 
 template <ForwardConfig config>
 struct DecodeSm90 {

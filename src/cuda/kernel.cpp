@@ -54,7 +54,7 @@ class CudaKernel final : public Kernel {
     const Stream stream = static_cast<Stream>(options.stream);
     const ContextScope scope(cu_, device_, stream);
     abi::AttentionArgs args = launch::make_arguments(problem, plan, buffers, options);
-    for (const launch::TensorMapSpec& spec : launch::tensor_maps(problem, plan, buffers, options.workspace))
+    for (const launch::TensorMapSpec& spec : launch::tensor_maps(plan, buffers, options.workspace))
       args.maps[spec.slot] = tensor_map(cu_, spec);
     const bool prepared = plan.mask.present && options.prepared_mask.data != nullptr;
     if (const std::size_t zeroed = prepared ? plan.mask.zeroed_bytes : plan.zeroed_bytes; zeroed != 0) {

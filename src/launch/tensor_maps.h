@@ -30,7 +30,7 @@ struct TensorMaps {
   const TensorMapSpec* end() const { return specs.data() + count; }
 };
 
-/// The maps a plan's kernels need for this call, some of what is in the workspace; empty for kernels that use no TMA.
-TensorMaps tensor_maps(const Problem& problem, const Plan& plan, const Buffers& buffers, const void* workspace);
+/// Plan::maps with the addresses of this call.
+TensorMaps tensor_maps(const Plan& plan, const Buffers& buffers, const void* workspace);
 
 }  // namespace flash_attention::launch

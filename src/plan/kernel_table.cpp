@@ -145,7 +145,6 @@ Plan choose(const Problem& problem, Pass pass, const DeviceInfo& device, std::st
     Plan plan = std::move(offer->plan);
     plan.kernel = entry.name;
     plan.pass = pass;
-    plan.tensor_maps = entry.tensor_maps;
     plan.counts_repairs = entry.counts_repairs;
     plan.candidates = std::move(candidates);
     prepare_masks(problem, plan);

@@ -34,10 +34,9 @@ struct KernelEntry {
   bool automatic = true;        // false: only when requested by name (the ladder)
   bool prefill = false;         // a kernel for many queries: what Offer::prefers_prefill means
   bool counts_repairs = false;  // adds to Options::repairs
-  TensorMapSet tensor_maps = TensorMapSet::none;
 
-  /// A plan (block sizes, launches, workspace), or why the kernel cannot take the request. The planner adds what is the
-  /// same for every kernel.
+  /// A plan (block sizes, launches, tensor maps, workspace), or why the kernel cannot take the request. The planner adds
+  /// what is the same for every kernel.
   Answer (*plan)(const Request& request);
 };
 

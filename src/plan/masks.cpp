@@ -141,7 +141,7 @@ Plan preparation(const Plan& plan) {
   Plan map = plan;
   map.launches.resize(static_cast<std::size_t>(plan.mask.launches));
   map.mask.present = false;
-  map.tensor_maps = TensorMapSet::none;
+  map.maps.clear();
   map.zeroed_bytes = 0;
   return map;
 }

@@ -52,7 +52,7 @@ TEST(Maps, EveryTensorHasItsOwnSizesAndStrides) {
     for (const Pass pass : {Pass::forward, Pass::backward}) {
       const Problem whole = api::normalise(p, pass);
       const Plan plan = make_plan(p, pass, gpu, pass == Pass::forward ? "forward/sm90" : "backward/sm90");
-      const launch::TensorMaps maps = launch::tensor_maps(whole, plan, b, nullptr);
+      const launch::TensorMaps maps = launch::tensor_maps(plan, b, nullptr);
       ASSERT_EQ(maps.count, 4u);
       for (int i = 0; i < 4; ++i) EXPECT_EQ(maps.specs[i].slot, i);
       expect_map(maps.specs[0], {b.q, whole.q_strides, 64, rows_q, 4, batch});
@@ -89,7 +89,7 @@ TEST(Maps, WideHeadsHaveAllChunksInABox) {
                                       .dtype = Dtype::bfloat16},
                                      Pass::forward);
     const Plan plan = make_plan(p, Pass::forward, gpu, std::string("forward/sm90") + w.tile);
-    const launch::TensorMapSpec v = launch::tensor_maps(p, plan, b, nullptr).specs[2];
+    const launch::TensorMapSpec v = launch::tensor_maps(plan, b, nullptr).specs[2];
     EXPECT_EQ(v.rank, w.rank) << w.dim_v;
     EXPECT_EQ(v.sizes[2], w.chunks) << w.dim_v;  // with rank 4: heads
     EXPECT_EQ(v.box[1], w.rows) << w.dim_v;

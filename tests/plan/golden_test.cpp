@@ -14,7 +14,6 @@
 #include <string>
 #include <vector>
 
-#include "api/checks/validate.h"
 #include "flash_attention/attention.h"
 #include "fuzz/generator/problems.h"
 #include "launch/tensor_maps.h"
@@ -138,9 +137,9 @@ std::string hex(std::uint64_t value) {
 /// Addresses by which a map shows what it is of.
 void* address(std::uintptr_t number) { return reinterpret_cast<void*>(number << 20); }  // NOLINT
 
-void describe_maps(const Problem& problem, const Plan& plan, std::ostream& out) {
+void describe_maps(const Plan& plan, std::ostream& out) {
   Buffers b{.q = address(1), .k = address(2), .v = address(3), .out = address(4), .bias = address(5), .dout = address(6)};
-  for (const launch::TensorMapSpec& map : launch::tensor_maps(problem, plan, b, address(7))) {
+  for (const launch::TensorMapSpec& map : launch::tensor_maps(plan, b, address(7))) {
     out << "map        " << map.slot << " of " << reinterpret_cast<std::uintptr_t>(map.data) << ", type "
         << static_cast<int>(map.dtype) << ", swizzle " << map.swizzle_bytes;
     for (int i = 0; i < map.rank; ++i) {
@@ -152,7 +151,7 @@ void describe_maps(const Problem& problem, const Plan& plan, std::ostream& out) 
 }
 
 /// All that a plan holds.
-std::string describe(const Problem& given, Pass pass, const Plan& plan) {
+std::string describe(const Plan& plan) {
   std::ostringstream out;
   out << to_string(plan);
   out << "zeroed     " << plan.zeroed_bytes << ", shared rows " << plan.shared_rows << ", repairs " << plan.counts_repairs
@@ -167,7 +166,7 @@ std::string describe(const Problem& given, Pass pass, const Plan& plan) {
     if (!launch.prelude.empty()) out << ", program " << hex(hash_of(launch.prelude));
     out << '\n';
   }
-  describe_maps(api::normalise(given, pass), plan, out);
+  describe_maps(plan, out);
   return out.str();
 }
 
@@ -208,7 +207,7 @@ class Record {
     std::string text, summary = "refused";
     try {
       const Plan plan = make_plan(problem, pass, device, kernel);
-      text = describe(problem, pass, plan);
+      text = describe(plan);
       summary = plan.kernel + ' ' + std::to_string(plan.block_q) + 'x' + std::to_string(plan.block_kv);
       for (const Candidate& candidate : plan.candidates) {
         if (!candidate.reason.empty()) ++sentences_[candidate.kernel + ": " + without_numbers(candidate.reason)];

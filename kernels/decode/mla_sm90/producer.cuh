@@ -11,6 +11,7 @@
 //
 // Where pages are multiples of KV blocks (config.producer_warp), one lane asks TMA for a part whose keys are all seen.
 
+#include "abi/tensor_maps.h"
 #include "decode/mla_sm90/storage.cuh"
 #include "ptx/async.cuh"
 #include "ptx/tma.cuh"
@@ -18,9 +19,7 @@
 
 namespace flash_attention::mla {
 
-/// Indices into AttentionArgs::maps: the values, [64, rows, 8, heads, batch or pages] in boxes of 4 panels of a KV block,
-/// and the key's own columns, [64, rows, heads, batch or pages].
-enum Map : int { map_values = 0, map_own = 1 };
+using namespace abi::mla_maps;
 
 template <ForwardConfig config>
 struct Producer {

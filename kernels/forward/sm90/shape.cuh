@@ -5,6 +5,7 @@
 #include "abi/args.h"
 #include "abi/config.h"
 #include "abi/forward_sm90.h"
+#include "abi/tensor_maps.h"
 #include "ptx/convert.cuh"
 #include "ptx/wgmma.cuh"
 #include "tile/score.cuh"
@@ -13,10 +14,7 @@ namespace flash_attention::forward_sm90 {
 
 using namespace abi;
 
-/// Indices into AttentionArgs::maps; each is [head_dim, rows, heads, batch] with boxes of 64 columns (128 bytes). With
-/// pages K and V are [head_dim, page_size, heads, pages]. V of wide heads is [64, rows, head_dim / 64, heads, batch] where
-/// it can be. The bias is [seq_kv, seq_q, heads or 1, batch or 1] with boxes of 64 keys, or all of a block, and 64 queries.
-enum Map : int { map_Q = 0, map_K = 1, map_V = 2, map_O = 3, map_bias = 4 };
+using namespace abi::forward_sm90_maps;
 
 constexpr int wg_threads = 128;
 constexpr int wg_rows = 64;    // query rows of a warpgroup: the M of its products

@@ -3,6 +3,7 @@
 // The sizes of forward/sm90_fp8 that follow from its configuration, and its shared memory.
 
 #include "abi/forward_sm90_fp8.h"
+#include "abi/tensor_maps.h"
 #include "forward/sm90/softmax.cuh"
 #include "ptx/wgmma_fp8.cuh"
 
@@ -25,8 +26,7 @@ using forward_sm90::wg_threads;
 using forward_sm90::Work;
 using tile::PipelineState;
 
-/// Indices into AttentionArgs::maps: Q and K in boxes of 128 columns, V^T of v_chunk keys and all columns, O of 64 columns.
-enum Map : int { map_Q = 0, map_K = 1, map_V = 2, map_O = 3 };
+using namespace abi::forward_sm90_fp8_maps;
 
 constexpr int chunk_dim = 128;   // adjacent columns of Q and K: 128 bytes
 constexpr int o_chunk_dim = 64;  // of O, in 16 bits

@@ -33,7 +33,7 @@ class EmulatedKernel final : public Kernel {
 
   void launch(const Problem& problem, const Plan& plan, const Buffers& buffers, const Options& options) const override {
     abi::AttentionArgs args = launch::make_arguments(problem, plan, buffers, options);
-    for (const launch::TensorMapSpec& spec : launch::tensor_maps(problem, plan, buffers, options.workspace))
+    for (const launch::TensorMapSpec& spec : launch::tensor_maps(plan, buffers, options.workspace))
       args.maps[spec.slot] = encode(spec);
     const bool prepared = plan.mask.present && options.prepared_mask.data != nullptr;
     if (const std::size_t zeroed = prepared ? plan.mask.zeroed_bytes : plan.zeroed_bytes; zeroed != 0)

@@ -5,14 +5,24 @@
 #include <limits>
 
 #include "abi/decode.h"
+#include "abi/tensor_maps.h"
 #include "plan/families/decode/items.h"
 #include "plan/families/portable.h"
 #include "plan/families/sm90.h"
 #include "plan/kernel_config.h"
 #include "plan/kernel_table.h"
+#include "plan/tensor_maps.h"
 
 namespace flash_attention::plan {
 namespace {
+
+/// Whether TMA loads blocks of 64 keys: of 16-bit elements, and none crosses the end of a page.
+bool takes_boxes(const Problem& problem) {
+  const bool options =  // that need registers
+      problem.softcap != 0 || problem.alibi || problem.bias.present || problem.mask.present;
+  return !options && !has_no_key_rows(problem) && *problem.kv_dtype == problem.dtype &&
+         problem.page_size % abi::mla_block_kv == 0 && reject_tma_cache(problem).empty();
+}
 
 /// Tiles of rows of a key head, where all sequences have as many: blocks that need the same keys then work side by side,
 /// and the keys come from memory once. With more of them than that, each would have too few blocks.
@@ -43,7 +53,7 @@ abi::ForwardConfig configure(const Request& r) {
           .num_warps = 8,
           .num_stages = abi::mla_stages,
           .group = static_cast<int>(problem.heads_q / problem.heads_kv),
-          .producer_warp = mla_takes_boxes(problem),
+          .producer_warp = takes_boxes(problem),
           .row_grid = rows_side_by_side(problem, r.device) > 1};
 }
 
@@ -72,8 +82,16 @@ std::string reject(const Problem& problem, const DeviceInfo& device) {
   return {};
 }
 
+std::vector<MapLayout> maps_of(const Problem& p) {
+  using namespace abi::mla_maps;
+  const int chunks = static_cast<int>(p.head_dim_v) / 64;
+  return {chunks_map(map_values, key_rows(p, MapSource::v, p.v_strides, p.head_dim_v), abi::mla_block_kv, chunks / 2),
+          rows_map(map_own, key_rows(p, MapSource::k, p.k_strides, p.head_dim - p.head_dim_v), abi::mla_block_kv)};
+}
+
 Plan lay_out(const Problem& problem, const DeviceInfo& device, const abi::ForwardConfig& config) {
   Plan plan{.block_q = config.block_q, .block_kv = config.block_kv};
+  if (config.producer_warp) plan.maps = maps_of(problem);
   const std::int64_t blocks =
       reserve_decode_parts(problem, config, blocks_of_rows(problem, device) * rows_side_by_side(problem, device), plan);
   add_launch(plan,
@@ -100,13 +118,6 @@ Answer plan_mla(const Request& r) {
 
 }  // namespace
 
-bool mla_takes_boxes(const Problem& problem) {
-  const bool options =  // that need registers
-      problem.softcap != 0 || problem.alibi || problem.bias.present || problem.mask.present;
-  return !options && !has_no_key_rows(problem) && *problem.kv_dtype == problem.dtype &&
-         problem.page_size % abi::mla_block_kv == 0 && reject_tma_cache(problem).empty();
-}
-
 std::span<const KernelEntry> mla_kernels() {
   static const std::array<KernelEntry, 1> rows{KernelEntry{
       .name = "decode/mla_sm90",
@@ -115,7 +126,6 @@ std::span<const KernelEntry> mla_kernels() {
       .requirements = "sm_90; float16 or bfloat16; latent keys, head_dim 576 and head_dim_v 512; strides that are "
                       "multiples of 8; no dropout",
       .takes = {.pages = true, .left_padding = true, .narrow_keys = true, .latent = true},
-      .tensor_maps = TensorMapSet::decode_mla,
       .plan = plan_mla}};
   return rows;
 }

@@ -6,6 +6,7 @@
 
 #include "abi/forward_sm90.h"
 #include "abi/key_bounds.h"
+#include "abi/tensor_maps.h"
 #include "plan/families/portable.h"
 #include "plan/families/sm90_tile.h"
 #include "plan/features.h"
@@ -13,6 +14,7 @@
 #include "plan/kernel_table.h"
 #include "plan/masks.h"
 #include "plan/program.h"
+#include "plan/tensor_maps.h"
 #include "plan/workspace.h"
 
 namespace flash_attention::plan {
@@ -81,6 +83,23 @@ bool has_bias_boxes(const Problem& p) {
   const auto fits = [](std::int64_t stride) { return stride >= 0 && stride % 8 == 0 && stride < (std::int64_t{1} << 39); };
   return bias.present && size_of(bias.dtype) == 2 && !is_wide(p) && count_score_options(p) == 1 && p.seq_q > 1 &&
          bias.q_stride > 0 && fits(bias.q_stride) && fits(bias.head_stride) && fits(bias.batch_stride);
+}
+
+std::vector<MapLayout> forward_sm90_maps(const Problem& p, int block_q, int block_kv) {
+  using enum MapSource;
+  using namespace abi::forward_sm90_maps;
+  const int rows = p.page_size != 0 ? rows_of_page_box(p, block_kv) : block_kv;
+  const int head_dim = static_cast<int>(p.head_dim), head_dim_v = static_cast<int>(p.head_dim_v);
+  const int cluster = abi::forward_sm90_cluster(head_dim, head_dim_v, block_q);  // each block loads its part
+  const MapRows values = key_rows(p, v, p.v_strides, p.head_dim_v);
+  std::vector<MapLayout> maps;
+  maps.reserve(5);
+  maps.push_back(rows_map(map_Q, query_rows(p, q, p.q_strides, p.head_dim), map_warpgroup_rows));
+  maps.push_back(rows_map(map_K, key_rows(p, k, p.k_strides, p.head_dim), rows / cluster));
+  maps.push_back(is_wide(p) ? wide_map(map_V, values, cluster) : rows_map(map_V, values, rows));
+  maps.push_back(rows_map(map_O, query_rows(p, out, p.out_strides, p.head_dim_v), map_warpgroup_rows));
+  if (has_bias_boxes(p)) maps.push_back(bias_map(map_bias, p, block_kv));
+  return maps;
 }
 
 std::string reject_sm90(const Problem& p, const DeviceInfo& device) {
@@ -207,6 +226,7 @@ void add_merge_launch(const Problem& p, Plan& plan) {
 
 Plan lay_out_forward(const Problem& p, const DeviceInfo& device, const Sm90Tile& tile) {
   Plan plan{.block_q = tile.block_q, .block_kv = tile.block_kv};
+  plan.maps = forward_sm90_maps(p, tile.block_q, tile.block_kv);
   const std::int64_t row_tiles = (p.seq_q + tile.block_q - 1) / tile.block_q;
   // Under a causal mask row tiles differ in length. Blocks take what is left, the longest first, or, where that costs more
   // than it gains, a long and a short one as a pair. A block remembers 256 of what it took. Masks that are data or programs
@@ -294,7 +314,6 @@ std::span<const KernelEntry> sm90_kernels() {
                             .tile = true},
                   .prefill = true,
                   .counts_repairs = true,
-                  .tensor_maps = TensorMapSet::forward_sm90,
                   .plan = plan_forward},
       sm90_backward_kernel()};
   return rows;

@@ -40,6 +40,11 @@ abi::ForwardConfig with_made_words(const Problem& problem, const abi::ForwardCon
 bool has_step_words(const Problem& problem, const abi::BackwardConfig& config);
 std::int64_t step_word_bytes(const Problem& problem);
 
+/// The tensor maps of forward/sm90 and of the rungs like it. kernels/abi/tensor_maps.h.
+std::vector<MapLayout> forward_sm90_maps(const Problem& problem, int block_q, int block_kv);
+/// Those of forward/sm90_fp8: V^T is in the workspace.
+std::vector<MapLayout> forward_sm90_fp8_maps(const Problem& problem, const Plan& plan);
+
 /// The loop of forward/sm90 for a configuration that is complete but for it.
 abi::ForwardLoop choose_loop(const abi::ForwardConfig& config);
 abi::KeyOrder choose_key_order(const abi::ForwardConfig& config);

@@ -2,6 +2,7 @@
 #include <cmath>
 
 #include "abi/backward_sm90.h"
+#include "abi/tensor_maps.h"
 #include "plan/families/portable.h"
 #include "plan/families/sm90.h"
 #include "plan/families/sm90_backward_structure.h"
@@ -10,6 +11,7 @@
 #include "plan/kernel_config.h"
 #include "plan/masks.h"
 #include "plan/program.h"
+#include "plan/tensor_maps.h"
 #include "plan/workspace.h"
 #include "support/ceil_div.h"
 
@@ -111,6 +113,30 @@ bool has_backward_bias_boxes(const Problem& p) {
   return has_bias_boxes(p) && std::max(p.head_dim, p.head_dim_v) <= 64 && !lengths;
 }
 
+namespace {
+
+std::vector<MapLayout> maps_of(const Problem& p) {
+  using enum MapSource;
+  using namespace abi::backward_sm90_maps;
+  constexpr int cluster = abi::backward_sm90_columns_cluster;
+  const MapRows Q = query_rows(p, q, p.q_strides, p.head_dim), K = key_rows(p, k, p.k_strides, p.head_dim);
+  const MapRows V = key_rows(p, v, p.v_strides, p.head_dim_v), dO = query_rows(p, dout, p.dout_strides, p.head_dim_v);
+  std::vector<MapLayout> maps;
+  maps.reserve(is_split_by_columns(p) ? 8 : 5);
+  maps.push_back(rows_map(map_Q, Q, tile_rows));
+  maps.push_back(rows_map(map_K, K, tile_rows));
+  maps.push_back(rows_map(map_V, V, tile_rows));
+  maps.push_back(rows_map(map_dO, dO, tile_rows));
+  if (has_backward_bias_boxes(p)) maps.push_back(bias_map(map_bias, p, tile_rows));
+  if (!is_split_by_columns(p)) return maps;
+  maps.push_back(wide_map(map_rows_of_Q, Q, cluster));
+  maps.push_back(wide_map(map_rows_of_K, K, cluster));
+  maps.push_back(wide_map(map_rows_of_dO, dO, cluster));
+  return maps;
+}
+
+}  // namespace
+
 Plan lay_out_sm90_backward(const Problem& p, const DeviceInfo& device, bool whole) {
   const BackwardSm90Structure structure = choose_backward_sm90_structure(p, device, whole);
   // Wide kernels go over all tiles: a map would tell them of fewer steps than they count tiles by.
@@ -125,6 +151,7 @@ Plan lay_out_sm90_backward(const Problem& p, const DeviceInfo& device, bool whol
                              .bias_boxes = has_backward_bias_boxes(p)};
   const bool separate_dq = config.dq_mode == abi::DqMode::separate_kernel, direct = config.dq_mode == abi::DqMode::direct;
   Plan plan{.block_q = config.block_q, .block_kv = config.block_kv};
+  plan.maps = maps_of(p);
   if (whole && !direct) plan.num_splits = num_gqa_splits(p, device, config);
   config.key_sums = plan.num_splits > 1;
   config.heads_in_turn = takes_heads_in_turn(p, device, config);
@@ -248,7 +275,6 @@ KernelEntry sm90_backward_kernel() {
           .device = DeviceKind::cuda,
           .requirements = "sm_90; float16 or bfloat16; strides that TMA can take; every option",
           .takes = {.hidden_rows = true, .block_mask = true, .programs = true, .parts = true},
-          .tensor_maps = TensorMapSet::backward_sm90,
           .plan = plan_backward};
 }
 

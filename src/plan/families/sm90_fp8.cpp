@@ -3,11 +3,13 @@
 
 #include "abi/forward_sm90.h"
 #include "abi/forward_sm90_fp8.h"
+#include "abi/tensor_maps.h"
 #include "plan/families/portable.h"
 #include "plan/families/sm90.h"
 #include "plan/features.h"
 #include "plan/kernel_config.h"
 #include "plan/kernel_table.h"
+#include "plan/tensor_maps.h"
 #include "plan/workspace.h"
 
 namespace flash_attention::plan {
@@ -82,6 +84,7 @@ Plan lay_out(const Problem& p, const DeviceInfo& device, const Tile& tile) {
   const abi::ForwardConfig config = config_of(p, tile);
   const long long places = abi::transposed_places(p.packed, p.batch, p.seq_kv, p.total_kv, tile.block_kv);
   reserve(plan, abi::ForwardSm90Fp8Region::transposed_V, places * p.head_dim_v * p.heads_kv * (p.packed ? 1 : p.batch));
+  plan.maps = forward_sm90_fp8_maps(p, plan);
 
   constexpr std::int64_t transposed_keys = abi::forward_sm90_fp8_transposed_keys;
   const std::int64_t blocks_kv = (p.seq_kv + tile.block_kv - 1) / tile.block_kv * tile.block_kv;
@@ -113,7 +116,38 @@ Answer plan_fp8(const Request& r) {
   return Offer{lay_out(r.problem, r.device, Tile{r.tile->block_q, r.tile->block_kv})};
 }
 
+/// V^T as the first launch leaves it: [places, dim, heads, batch] in boxes of a chunk of places and all columns.
+MapLayout transposed_map(int slot, const Problem& p, const Plan& plan) {
+  const std::int64_t places = abi::transposed_places(p.packed, p.batch, p.seq_kv, p.total_kv, plan.block_kv);
+  const auto chunk = static_cast<std::uint32_t>(abi::forward_sm90_fp8_v_chunk(plan.block_kv));
+  MapLayout map{.slot = slot,
+                .source = MapSource::workspace,
+                .offset = offset_of(plan, abi::ForwardSm90Fp8Region::transposed_V),
+                .dtype = *p.kv_dtype,
+                .rank = 4};
+  const std::int64_t sizes[4] = {places, p.head_dim_v, p.heads_kv, p.packed ? 1 : p.batch};
+  std::int64_t stride = 1;
+  for (std::size_t i = 0; i < 4; ++i) {
+    map.sizes[i] = static_cast<std::uint64_t>(sizes[i]);
+    stride *= sizes[i];
+    if (i < 3) map.strides_bytes[i] = static_cast<std::uint64_t>(stride);
+  }
+  map.box = {chunk, static_cast<std::uint32_t>((p.head_dim_v + 31) / 32 * 32), 1, 1};
+  map.swizzle_bytes = static_cast<int>(chunk);
+  return map;
+}
+
 }  // namespace
+
+std::vector<MapLayout> forward_sm90_fp8_maps(const Problem& p, const Plan& plan) {
+  using enum MapSource;
+  using namespace abi::forward_sm90_fp8_maps;
+  MapRows queries = query_rows(p, q, p.q_strides, p.head_dim);
+  queries.dtype = *p.q_dtype;
+  return {rows_map(map_Q, queries, map_warpgroup_rows),
+          rows_map(map_K, key_rows(p, k, p.k_strides, p.head_dim), plan.block_kv), transposed_map(map_V, p, plan),
+          rows_map(map_O, query_rows(p, out, p.out_strides, p.head_dim_v), map_warpgroup_rows)};
+}
 
 std::span<const KernelEntry> sm90_fp8_kernels() {
   static const std::array<KernelEntry, 1> rows{KernelEntry{
@@ -123,7 +157,6 @@ std::span<const KernelEntry> sm90_fp8_kernels() {
       .requirements = "sm_90; q, k and v of float8_e4m3 or float8_e5m2, out of float16 or bfloat16; strides that "
                       "TMA can take; causal, windows, softcap, packed, lengths",
       .takes = {.narrow_keys = true, .narrow_queries = true, .tile = true},
-      .tensor_maps = TensorMapSet::forward_sm90_fp8,
       .plan = plan_fp8}};
   return rows;
 }

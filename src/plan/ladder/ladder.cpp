@@ -202,11 +202,15 @@ Plan lay_out(const Rung& rung, const Problem& problem, const DeviceInfo& device)
   Plan plan{.block_q = rung.block_q, .block_kv = rung.block_kv};
   if (rung.add_launches) {
     rung.add_launches(rung, problem, plan);
-    return plan;
+  } else {
+    const std::int64_t blocks = problem.batch * problem.heads_q * ceil_div(problem.seq_q, rung.block_q);
+    add_launch(plan, forward_launch(rung, problem, "attention"),
+               rung.persistent ? std::min<std::int64_t>(blocks, device.num_sms) : blocks);
   }
-  const std::int64_t blocks = problem.batch * problem.heads_q * ceil_div(problem.seq_q, rung.block_q);
-  add_launch(plan, forward_launch(rung, problem, "attention"),
-             rung.persistent ? std::min<std::int64_t>(blocks, device.num_sms) : blocks);
+  if (rung.tma) {
+    plan.maps =
+        rung.narrow ? forward_sm90_fp8_maps(problem, plan) : forward_sm90_maps(problem, rung.block_q, rung.block_kv);
+  }
   return plan;
 }
 
@@ -220,11 +224,6 @@ constexpr std::string_view requirements_of(const Rung& rung) {
                       : "a rung of the ladder: dense, causal or not, head_dim to 128, 16-bit dtypes";
 }
 
-constexpr TensorMapSet maps_of(const Rung& rung) {
-  if (!rung.tma) return TensorMapSet::none;
-  return rung.narrow ? TensorMapSet::forward_sm90_fp8 : TensorMapSet::forward_sm90;
-}
-
 template <std::size_t... index>
 std::vector<KernelEntry> entries(std::index_sequence<index...>) {
   return {KernelEntry{.name = table[index].name,
@@ -233,7 +232,6 @@ std::vector<KernelEntry> entries(std::index_sequence<index...>) {
                       .requirements = requirements_of(table[index]),
                       .takes = {.narrow_keys = table[index].narrow, .narrow_queries = table[index].narrow},
                       .automatic = false,
-                      .tensor_maps = maps_of(table[index]),
                       .plan = [](const Request& r) { return plan_rung(table[index], r); }}...};
 }
 

@@ -5,6 +5,7 @@
 #include "abi/args.h"
 #include "abi/backward_sm90.h"
 #include "abi/config.h"
+#include "abi/tensor_maps.h"
 #include "ptx/convert.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/registers.cuh"
@@ -18,19 +19,7 @@ namespace flash_attention::backward_sm90 {
 
 using namespace abi;
 
-/// Indices into AttentionArgs::maps; each is [head_dim, rows, heads, batch] with boxes of 64 rows of 64 columns (128
-/// bytes). Heads wider than 256 have more, with boxes of few rows: all columns where they are whole chunks of 64, else 64.
-/// That of biases is [seq_kv, seq_q, heads or 1, batch or 1], in boxes of 64 queries and 64 keys.
-enum Map : int {
-  map_Q = 0,
-  map_K = 1,
-  map_V = 2,
-  map_dO = 3,
-  map_rows_of_Q = 4,
-  map_rows_of_K = 5,
-  map_rows_of_dO = 6,
-  map_bias = 7
-};
+using namespace abi::backward_sm90_maps;
 
 using Region = BackwardSm90Region;
 using tile::workspace;

@@ -22,7 +22,4 @@ std::int64_t items_of(const Problem& problem, const abi::ForwardConfig& config);
 /// Blocks of the grid, at most `most`, and room for the parts of the items that they share. 0 if there is no work.
 std::int64_t reserve_decode_parts(const Problem& problem, const abi::ForwardConfig& config, std::int64_t most, Plan& plan);
 
-/// Whether decode/mla_sm90 loads its blocks of 64 keys by TMA: of 16-bit elements, and none crosses the end of a page.
-bool mla_takes_boxes(const Problem& problem);
-
 }  // namespace flash_attention::plan

@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "abi/decode.h"
+#include "abi/tensor_maps.h"
 #include "plan/families/decode/blocks.h"
 #include "plan/families/decode/items.h"
 #include "plan/families/decode/tile.h"
@@ -12,7 +13,7 @@
 #include "plan/features.h"
 #include "plan/kernel_config.h"
 #include "plan/kernel_table.h"
-#include "plan/workspace.h"
+#include "plan/tensor_maps.h"
 #include "support/ceil_div.h"
 
 namespace flash_attention::plan {
@@ -72,9 +73,27 @@ std::string reject_tma(const Problem& problem, const abi::ForwardConfig& config)
   return reject_tma_cache(problem);
 }
 
+/// K or V: rows of sequences, or of pages. Elements of 8 bits go in pairs.
+MapLayout cache_map(int slot, const Problem& p, MapSource source, const Strides& strides, std::int64_t dim, int block_kv) {
+  const auto element = static_cast<std::int64_t>(size_of(*p.kv_dtype)), pair = static_cast<std::int64_t>(size_of(p.dtype));
+  const auto in_pairs = [&](std::int64_t elements) { return elements * element / pair; };
+  const Strides stored{in_pairs(strides.batch), in_pairs(strides.seq), in_pairs(strides.head)};
+  MapRows rows = key_rows(p, source, stored, in_pairs(dim));
+  rows.dtype = p.dtype;
+  const std::int64_t box = p.page_size != 0 ? std::min<std::int64_t>(p.page_size, block_kv) : block_kv;
+  return rows_map(slot, rows, static_cast<int>(box));
+}
+
+std::vector<MapLayout> maps_of(const Problem& p, int block_kv) {
+  using namespace abi::decode_sm90_maps;
+  return {cache_map(decode_map_K, p, MapSource::k, p.k_strides, p.head_dim, block_kv),
+          cache_map(decode_map_V, p, MapSource::v, p.v_strides, p.head_dim_v, block_kv)};
+}
+
 Plan lay_out(const Problem& problem, const DeviceInfo& device, abi::ForwardConfig config) {
   const bool producer_warp = config.producer_warp;
   Plan plan{.block_q = config.block_q, .block_kv = config.block_kv};
+  if (producer_warp) plan.maps = maps_of(problem, config.block_kv);
   const std::int64_t blocks = share_decode_items(problem, device, config, plan);
   add_launch(plan,
              {.unit = producer_warp ? "decode/sm90" : "decode/sm80",
@@ -124,7 +143,6 @@ std::span<const KernelEntry> decode_kernels() {
                       "sm_90; what decode/sm80 takes, with strides that TMA can take, pages of 8, 16, 32, 64 or multiples "
                       "of a tile's keys, at most 16 rows of 8-bit keys at a time, no scales of tokens",
                   .takes = {.pages = true, .left_padding = true, .invariant = true, .narrow_keys = true},
-                  .tensor_maps = TensorMapSet::decode_sm90,
                   .plan = plan_sm90},
       KernelEntry{.name = "decode/sm80",
                   .pass = Pass::forward,

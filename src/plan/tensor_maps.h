@@ -1,0 +1,38 @@
+#pragma once
+
+#include "flash_attention/plan.h"
+
+// The layouts of tensor maps. A family says which maps its kernel has; these are the pieces.
+
+namespace flash_attention::plan {
+
+constexpr int map_warpgroup_rows = 64;  // rows of a warpgroup: of Q, dO and O
+
+/// Rows of [dim, rows, heads, batch], or of pages.
+struct MapRows {
+  MapSource source;
+  const Strides& strides;
+  std::int64_t dim, rows, heads, batch;
+  Dtype dtype;
+};
+
+/// Of q, out or dout.
+MapRows query_rows(const Problem& problem, MapSource source, const Strides& strides, std::int64_t dim);
+/// Of k or v.
+MapRows key_rows(const Problem& problem, MapSource source, const Strides& strides, std::int64_t dim);
+
+/// Boxes of `rows_of_box` rows and 128 bytes.
+MapLayout rows_map(int slot, const MapRows& tensor, int rows_of_box);
+
+/// [128 bytes, rows, chunks, heads, batch] in boxes of some rows and `chunks_of_box` chunks of 128 bytes: a box is as it
+/// would be in as many boxes of rows_map. The dimension has to be whole chunks.
+MapLayout chunks_map(int slot, const MapRows& tensor, int rows_of_box, int chunks_of_box);
+
+/// A stage of some rows of a wide head, in as many parts.
+MapLayout wide_map(int slot, const MapRows& tensor, int parts = 1);
+
+/// A bias of 16 bits: [seq_kv, seq_q, heads or 1, batch or 1] in boxes of 64 queries and as many keys, or a block of fewer.
+/// The kernel takes it only if its address is aligned.
+MapLayout bias_map(int slot, const Problem& problem, int block_kv);
+
+}  // namespace flash_attention::plan
