@@ -1,5 +1,6 @@
 """From result files (bench/*.py) to a report: one HTML file, SVG and PNG images, Markdown tables."""
 
+import dataclasses
 import re
 from pathlib import Path
 
@@ -23,8 +24,10 @@ def write_markdown(files, path):
 
 
 def write_images(files, directory):
-    """Every chart of the report; returns the paths."""
-    return write_charts([c for _, charts in sections(files) for c in charts if isinstance(c, Chart)], directory)
+    """Every chart of the report, the machine in its title, since a picture travels alone; returns the paths."""
+    machine = ", ".join(dict.fromkeys(f.head["machine"]["device"] for f in files))
+    charts = [c for _, charts in sections(files) for c in charts if isinstance(c, Chart)]
+    return write_charts([dataclasses.replace(c, title=f"{machine}: {c.title}") for c in charts], directory)
 
 
 def write_charts(charts, directory):

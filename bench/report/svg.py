@@ -1,4 +1,4 @@
-"""Charts as SVG text. Colours are CSS variables, so that one drawing is readable in light and dark."""
+"""Charts as SVG text. Colours are attributes, which every viewer shows; the style sheet replaces them in the dark."""
 
 import math
 from html import escape
@@ -6,6 +6,7 @@ from html import escape
 from .charts import cell
 
 WIDTH, HEIGHT = 860, 320
+TITLE = 26  # height of the line above the drawing
 LEFT, RIGHT, TOP, BOTTOM = 64, 16, 14, 44
 LIGHT = (
     "#d1495b", "#1b7fbd", "#2e8b57", "#e08e0b", "#7d4fb3", "#008b8b",
@@ -19,16 +20,18 @@ ENTRIES = ("ours", "triton", "flash_attn_3", "sdpa_cudnn", "sdpa_flash", "flex",
            "megatron_local", "sdpa_math", "standard", "flash_attn")  # fmt: skip
 
 
-def variables(colours, ink, faint, paper):
-    colours = "".join(f"--c{i}:{c};" for i, c in enumerate(colours))
-    return f"{colours}--ink:{ink};--faint:{faint};--paper:{paper};"
+INK, FAINT, PAPER = ("#1c2430", "#e6eaf0"), ("#d5dbe3", "#38424f"), ("#ffffff", "#12161c")  # light, dark
+
+
+def variables(dark):
+    """For the page around the drawings."""
+    return f"--ink:{INK[dark]};--faint:{FAINT[dark]};--paper:{PAPER[dark]};"
 
 
 STYLE = (
-    f":root{{{variables(LIGHT, '#1c2430', '#d5dbe3', '#ffffff')}}}"
-    f"@media(prefers-color-scheme:dark){{:root{{{variables(DARK, '#e6eaf0', '#38424f', '#12161c')}}}}}"
-    "svg{background:var(--paper)}svg text{fill:var(--ink);font:11px system-ui,sans-serif}svg .small{font-size:8.5px}"
-    "svg .grid{stroke:var(--faint);stroke-width:1}svg .roof{stroke:var(--ink);stroke-width:1.5;fill:none}"
+    f":root{{{variables(0)}}}@media(prefers-color-scheme:dark){{:root{{{variables(1)}}}"
+    + "".join(f".f{i}{{fill:{c}}}.s{i}{{stroke:{c}}}" for i, c in enumerate(DARK))
+    + f".ink{{fill:{INK[1]}}}.roof{{stroke:{INK[1]}}}.grid{{stroke:{FAINT[1]}}}.paper{{fill:{PAPER[1]}}}}}"
 )
 
 LABELLED_POINTS = 60
@@ -65,16 +68,30 @@ def draw(chart):
     """A complete <svg> element."""
     body, height = {"bars": bars, "lines": lines, "heat": heat, "points": points}[chart.kind](chart)
     keys = [] if chart.kind == "heat" or len(chart.series) == 1 else legend(list(chart.series), height)
-    height += 18 * math.ceil(len(chart.series) / 5) if keys else 0
+    height += TITLE + (18 * math.ceil(len(chart.series) / 5) if keys else 0)
     title = escape(chart.title)
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{title}">'
-    return "\n".join([head, f"<title>{title}</title>", *body, *keys, "</svg>"])
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{title}">',
+            f"<title>{title}</title>",
+            f'<rect x="0" y="0" width="{WIDTH}" height="{height}" fill="{PAPER[0]}" class="paper"/>',
+            text(LEFT, TITLE - 8, chart.title, "start", size=13),
+            f'<g transform="translate(0 {TITLE})">',
+            *body,
+            *keys,
+            "</g>",
+            "</svg>",
+        ]
+    )
 
 
-def text(x, y, words, anchor="middle", small=False, turn=None):
-    extra = ' class="small"' if small else ""
-    extra += f' transform="rotate({turn} {x:.1f} {y:.1f})"' if turn else ""
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{extra}>{escape(str(words))}</text>'
+def text(x, y, words, anchor="middle", small=False, turn=None, size=11):
+    extra = f' transform="rotate({turn} {x:.1f} {y:.1f})"' if turn else ""
+    size = 8.5 if small else size
+    return (
+        f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-family="system-ui, sans-serif" font-size="{size}" '
+        f'fill="{INK[0]}" class="ink"{extra}>{escape(str(words))}</text>'
+    )
 
 
 def colour_index(name):
@@ -84,15 +101,19 @@ def colour_index(name):
     return ENTRIES.index(name) if name in ENTRIES else sum(map(ord, name)) % len(LIGHT)
 
 
-def colour(name):
-    return f"var(--c{colour_index(name)})"
+def fill(name):
+    return f'fill="{LIGHT[colour_index(name)]}" class="f{colour_index(name)}"'
+
+
+def stroke(name):
+    return f'stroke="{LIGHT[colour_index(name)]}" class="s{colour_index(name)}"'
 
 
 def legend(names, top):
     keys = []
     for i, name in enumerate(names):
         x, y = LEFT + (i % 5) * 156, top + 4 + i // 5 * 18
-        keys.append(f'<rect x="{x}" y="{y}" width="10" height="10" fill="{colour(name)}"/>')
+        keys.append(f'<rect x="{x}" y="{y}" width="10" height="10" {fill(name)}/>')
         keys.append(text(x + 15, y + 9, name, "start"))
     return keys
 
@@ -102,7 +123,7 @@ def frame(chart, y_axis):
     parts = []
     for tick in y_axis.ticks():
         y = y_axis.at(tick)
-        parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
+        parts.append(f'<line class="grid" stroke="{FAINT[0]}" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
         parts.append(text(LEFT - 6, y + 4, cell(float(tick)), "end"))
     parts.append(text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 8, chart.x_label))
     parts.append(text(14, (TOP + HEIGHT - BOTTOM) / 2, chart.y_label, turn=-90))
@@ -131,7 +152,7 @@ def bars(chart):
             fade = ' fill-opacity="0.5"' if (name, column) in chart.unsure else ""
             parts.append(
                 f'<rect x="{x:.1f}" y="{y:.1f}" width="{width * 0.9:.1f}" height="{HEIGHT - BOTTOM - y:.1f}" '
-                f'fill="{colour(name)}"{fade}><title>{escape(name)}, {label}: {chart.text(name, column)}</title></rect>'
+                f"{fill(name)}{fade}><title>{escape(name)}, {label}: {chart.text(name, column)}</title></rect>"
             )
             if width >= 7:
                 parts.append(text(x + width / 2 + 3, y - 3, chart.text(name, column), "start", small=True, turn=-90))
@@ -147,14 +168,14 @@ def lines(chart):
     for name, values in chart.series.items():
         places = [(x_axis.at(x), y_axis.at(v), x, v) for x, v in zip(chart.x, values, strict=True) if v is not None]
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y, _, _ in places)
-        parts.append(f'<polyline points="{path}" fill="none" stroke="{colour(name)}" stroke-width="2"/>')
+        parts.append(f'<polyline points="{path}" fill="none" {stroke(name)} stroke-width="2"/>')
         parts += [dot(x, y, name, f"{at}: {cell(v)}") for x, y, at, v in places]
     return parts, HEIGHT
 
 
 def dot(x, y, name, words):
     words = escape(f"{name}: {words}")
-    return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{colour(name)}"><title>{words}</title></circle>'
+    return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" {fill(name)}><title>{words}</title></circle>'
 
 
 def points(chart):
@@ -169,7 +190,7 @@ def points(chart):
     knee, end = roof / slope, 10**x_axis.high
     corners = [(start, start * slope), (knee, roof), (end, roof)]
     path = " ".join(f"{x_axis.at(x):.1f},{y_axis.at(y):.1f}" for x, y in corners)
-    parts.append(f'<polyline class="roof" points="{path}"/>')
+    parts.append(f'<polyline class="roof" fill="none" stroke="{INK[0]}" stroke-width="1.5" points="{path}"/>')
     if len(held) <= LABELLED_POINTS:
         parts += point_labels(chart, x_axis, y_axis)
     for name, values in chart.series.items():
@@ -200,10 +221,10 @@ def heat(chart):
             if value is None:
                 continue
             strength = min(1.0, abs(math.log2(value))) * 0.75 + 0.1
-            fill = "#2e8b57" if value >= 1 else "#d1495b"
+            shade = "#2e8b57" if value >= 1 else "#d1495b"
             parts.append(
                 f'<rect x="{label_width + slot * i:.1f}" y="{y}" width="{slot - 2:.1f}" height="{row_height - 2}" '
-                f'fill="{fill}" fill-opacity="{strength:.2f}"/>'
+                f'fill="{shade}" fill-opacity="{strength:.2f}"/>'
             )
             parts.append(text(label_width + slot * (i + 0.5), y + 17, f"{value:.2f}"))
     return parts, TOP + 24 + row_height * len(chart.series)

@@ -11,7 +11,9 @@ namespace flash_attention::python {
 }
 
 [[noreturn]] inline void refuse_dtype(const Tensor& tensor, const std::string& expected) {
-  throw nb::type_error((std::string(tensor.name) + ": got " + tensor.describe() + "; expected " + expected).c_str());
+  const bool narrows = expected == "dtype int32" && tensor.is_dtype(nb::dlpack::dtype_code::Int, 64);
+  const std::string remedy = narrows ? " (torch: .int(); NumPy: .astype('int32'))" : "";
+  throw nb::type_error((std::string(tensor.name) + ": got " + tensor.describe() + "; expected " + expected + remedy).c_str());
 }
 
 inline std::string axes(std::initializer_list<std::int64_t> sizes) {
@@ -31,7 +33,8 @@ inline void need_float32(const Tensor& tensor) {
 inline void need_unit_last_stride(const Tensor& tensor) {
   const int last = tensor.rank - 1;
   if (!tensor.empty() && tensor.sizes[last] > 1 && tensor.strides[last] != 1) {
-    refuse(tensor, "the last axis has stride " + std::to_string(tensor.strides[last]) + "; it must be 1");
+    refuse(tensor, "the last axis has stride " + std::to_string(tensor.strides[last]) +
+                                 "; it must be 1 (torch: .contiguous(); NumPy: numpy.ascontiguousarray)");
   }
 }
 

@@ -16,6 +16,8 @@ def run(tensors, options, seed, offset, return_lse):
             raise TypeError(
                 f"{name}: got a masked array; mask= and key_lengths= hide keys, and numpy.ma.filled() makes an array"
             )
+        if array is not None and type(array).__module__.partition(".")[0] in {"torch", "jax", "jaxlib"}:
+            raise TypeError(f"{name}: expected an array of {library.__name__}, as q is, got {type(array).__name__}")
     for name, scores in (("bias", tensors.bias), ("mask", tensors.mask)):
         if scores is not None and not isinstance(scores, library.ndarray):
             raise TypeError(f"{name}: expected an array of {library.__name__}, as q is, got {type(scores).__name__}")

@@ -116,9 +116,27 @@ def test_every_chart_is_valid_svg(files):
             assert x >= 0 and x + w <= width + 1 and y >= 0 and y + h <= height + 1 and h >= 0
 
 
+@pytest.mark.skipif(shutil.which("rsvg-convert") is None, reason="librsvg's rsvg-convert is not installed")
+def test_any_viewer_shows_colours_and_the_title(files, tmp_path):
+    """librsvg knows no CSS variables."""
+    image = pytest.importorskip("PIL.Image")
+    for _, held in report.sections(files):
+        for chart in held:
+            if not isinstance(chart, charts.Chart):
+                continue
+            (drawing, *_) = report.write_charts([chart], tmp_path)
+            picture = tmp_path / "picture.png"
+            subprocess.run(["rsvg-convert", "--output", picture, drawing], check=True)
+            count = {colour: number for number, colour in image.open(picture).convert("RGB").getcolors(1 << 24)}
+            wanted = {fill for fill in re.findall(r'fill="#(\w{6})"', drawing.read_text()) if fill != svg.INK[0][1:]}
+            seen = {fill for fill in wanted if tuple(int(fill[i : i + 2], 16) for i in (0, 2, 4)) in count}
+            assert len(count) > 2 and (chart.kind == "heat" or seen == wanted), chart.name
+            assert image.open(picture).convert("L").crop((0, 0, 860, 26)).getextrema()[0] < 100, "no title"
+
+
 def test_bars_are_as_high_as_their_values(files):
     chart = panels.speed_charts(files[0].measured())[0]
-    heights = [float(h) for h in re.findall(r'height="([\d.]+)" fill="var\(--c0\)"', svg.draw(chart))]
+    heights = [float(h) for h in re.findall(r'height="([\d.]+)" fill="#d1495b" class="f0">', svg.draw(chart))]
     values = chart.series["ours"]
     assert heights[1] / heights[0] == pytest.approx(values[1] / values[0], rel=0.01)
 
@@ -252,11 +270,12 @@ def test_a_machine_is_named_once_with_its_commits(head):
     assert markdown.measured_on(files) == f"{device}, commits {head['commit'][:7]}, fedcba9"
 
 
-def test_images(paths, tmp_path):
+def test_images(paths, files, tmp_path):
     images = tmp_path / "images"
     assert run(*paths, "--output", tmp_path / "page.html", "--images", images) == 0
     found = sorted(images.glob("*.svg"))
     assert len(found) >= 8 and all(ElementTree.parse(path) for path in found)
+    assert all(f">{files[0].head['machine']['device']}: " in path.read_text() for path in found)
     pytest.importorskip("matplotlib")
     for path in found:
         data = path.with_suffix(".png").read_bytes()
