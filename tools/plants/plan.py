@@ -220,14 +220,14 @@ PLANTS = (
     ),
     Plant(
         "tensor maps of keys have the rows of queries",
-        "src/launch/tensor_maps.cpp",
+        "src/plan/tensor_maps.cpp",
         "p.packed ? p.total_kv : p.seq_kv, p.heads_kv,",
         "p.packed ? p.total_q : p.seq_kv, p.heads_kv,",
         "launch_test Maps.*",
     ),
     Plant(
         "tensor map strides in 32 bits",
-        "src/launch/tensor_maps.cpp",
+        "src/plan/tensor_maps.cpp",
         "static_cast<std::uint64_t>(sizes[i + 1] == 1 ? 16 : strides[i] * element)",
         "static_cast<std::uint32_t>(sizes[i + 1] == 1 ? 16 : strides[i] * element)",
         "launch_test Maps.*",
