@@ -2,7 +2,7 @@
 
 
 class Renamed:
-    """`with Renamed({here: there}):` an error inside of it names its arguments as the caller does, "argument, argument: ..."."""
+    """`with Renamed({here: there}):` an error raised inside of it begins with the caller's names, "name, name: ..."."""
 
     def __init__(self, names):
         self.names = names

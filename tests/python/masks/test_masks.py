@@ -4,6 +4,7 @@ import math
 
 import flash_attention
 import pytest
+import reference
 import torch
 from flash_attention import attention, attention_packed, masks
 
@@ -374,3 +375,23 @@ class TestFlashMask:
         blocks = torch.tensor([[1, 0], [1, 1]], dtype=torch.int32)[None, None]
         want = attention(q, k, v, mask=blocks[0, 0].bool().repeat_interleave(128, 0).repeat_interleave(128, 1)[:200, :200])
         torch.testing.assert_close(call(q, k, v, block_mask=blocks), want)
+
+    @pytest.mark.parametrize("causal, window", [(False, None), (True, None), (True, (30, 9)), (True, 30), (False, (30, 9))])
+    def test_blocks_of_each_key_head(self, causal, window):
+        """Query heads 0 and 1 have the blocks of key head 0, heads 2 and 3 those of key head 1; the oracle is dense."""
+        q = torch.randn(2, 200, 4, 16)
+        k, v = (torch.randn(2, 200, 2, 16) for _ in range(2))
+        blocks = torch.tensor([[[1, 0], [1, 1]], [[1, 1], [0, 1]]], dtype=torch.int32)[None]
+        seen = blocks.bool().repeat_interleave(128, 2).repeat_interleave(128, 3)[..., :200, :200].repeat_interleave(2, 1)
+        i, j = torch.arange(200)[:, None], torch.arange(200)[None, :]
+        if causal:
+            seen = seen & (j <= i)
+        if window is not None:
+            left, right = (window, window) if isinstance(window, int) else window
+            seen = seen & (j >= i - left) & (j <= i + right)
+        out, lse = flash_attention.flashmask_attention(
+            q, k, v, causal=causal, window_size=window, block_mask=blocks, return_softmax_lse=True
+        )
+        want, want_lse = reference.attention(q.double(), k.double(), v.double(), mask=seen.expand(2, -1, -1, -1))
+        torch.testing.assert_close(out.double(), want, atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(lse.double(), want_lse, atol=1e-5, rtol=1e-4)

@@ -187,3 +187,13 @@ else:
     done = warm_python("-c", program)
     assert done.returncode == 0, done.stderr[-2000:]
     assert {"register_flash_attn", "unregister_flash_attn"} <= set(flash_attention.__all__)
+
+
+def test_tokens_that_are_kept_but_do_not_count(device):
+    """The lengths of sequences have them, seqused has not."""
+    x = torch.arange(8.0, device=device).view(2, 4, 1)
+    counted = torch.tensor([[1, 1, 0, 0], [1, 0, 0, 0]], device=device)
+    unused = torch.tensor([[0, 0, 1, 0], [0, 1, 1, 0]], device=device)
+    rows, indices, starts, longest, used = bert_padding.unpad_input(x, counted, unused)
+    assert rows.flatten().tolist() == [0, 1, 2, 4, 5, 6] and indices.tolist() == [0, 1, 2, 4, 5, 6]
+    assert starts.tolist() == [0, 3, 6] and longest == 3 and used.tolist() == [2, 1]

@@ -1,5 +1,6 @@
 """FlashInfer's names over this library: signatures, layouts, tables and base 2, against float64."""
 
+import importlib
 import inspect
 import math
 
@@ -265,6 +266,63 @@ def test_signatures_begin_as_flashinfers():
     }
     for function, names in names_of.items():
         assert list(inspect.signature(inspect.unwrap(function)).parameters) == names.split()
+
+
+def test_what_is_given_to_run_stands_in_place_of_the_plan(device):
+    """Window, tokens a sequence and scales of decode; window, sinks and soft cap of prefill."""
+    cache, tables, rows = paged([70, 16], 16, 2, 32, device)
+    q = torch.randn(6, 4, 32, device=device)
+    decode = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace(device))
+    decode.plan(*tables, 4, 2, 32, 16, window_left=40, window_right=1, q_len_per_req=2)
+    check(decode.run(q[:4], cache, return_lse=True), q[:4].split(2), rows, window=(40, 1))
+    check(decode.run(q, cache, return_lse=True, window_left=5, q_len_per_req=3), q.split(3), rows, window=(5, 1))
+    decode.plan(*tables, 4, 2, 32, 16)
+    v_scale = torch.full((), 0.25, device=device)
+    scaled = decode.run(q[:2], cache, q_scale=0.5, k_scale=3.0, v_scale=v_scale, return_lse=True)
+    check(scaled, (q[:2] * 0.5).split(1), [(k * 3.0, v * 0.25) for k, v in rows])
+    prefill = flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace(device))
+    starts = torch.tensor([0, 4, 6], dtype=torch.int32, device=device)
+    sinks = torch.randn(4, device=device)
+    prefill.plan(starts, *tables, 4, 2, 32, 16, causal=True, window_left=40, logits_soft_cap=2.0, sm_scale=0.4)
+    seen = {"causal": True, "softcap": 2.0, "scale": 0.4}
+    check(prefill.run(q, cache, return_lse=True), q.split([4, 2]), rows, window=(40, -1), **seen)
+    found = prefill.run(q, cache, return_lse=True, window_left=5, sinks=sinks)
+    check(found, q.split([4, 2]), rows, window=(5, -1), sink=sinks.double(), **seen)
+    out = flashinfer.single_prefill_with_kv_cache(q[:4], *rows[0], o_dtype=torch.float64)
+    assert out.dtype == torch.float64
+    torch.testing.assert_close(out, exact(q[:4], *rows[0])[0], **CLOSE)
+
+
+@pytest.mark.parametrize("kind", ["decode", "prefill"])
+def test_a_fixed_split_size_fixes_the_bits_of_a_row(kind, device, monkeypatch):
+    """Alone and beside longer sequences. The wrapper says so to the kernels."""
+    asked = []
+    module = importlib.import_module(f"flash_attention.flashinfer.{kind}")
+    whole = module.padded_cache
+
+    def noting(*tensors, **options):
+        asked.append(options["invariant"])
+        return whole(*tensors, **options)
+
+    monkeypatch.setattr(module, "padded_cache", noting)
+    cache, tables, rows = paged([70, 700], 16, 2, 32, device)
+    q = torch.randn(2, 4, 32, device=device)
+
+    def run(count, **options):
+        given = (tables[0][: count + 1], tables[1], tables[2][:count])
+        if kind == "decode":
+            wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace(device))
+            wrapper.plan(*given, 4, 2, 32, 16, **options)
+        else:
+            wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace(device))
+            wrapper.plan(torch.arange(count + 1, dtype=torch.int32, device=device), *given, 4, 2, 32, 16, **options)
+        return wrapper.run(q[:count], cache, return_lse=True)
+
+    both, alone = run(2, fixed_split_size=64), run(1, fixed_split_size=64)
+    assert torch.equal(both[0][:1], alone[0]) and torch.equal(both[1][:1], alone[1])
+    check(both, q.split(1), rows)
+    run(1)
+    assert asked == [True, True, False]
 
 
 def test_lse_is_written_where_it_is_given(device):

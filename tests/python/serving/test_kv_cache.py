@@ -381,3 +381,34 @@ def test_sinks_and_slopes_of_any_float(dtype, device):
     call = functools.partial(flash_attn.flash_attn_with_kvcache, q, k, v, cache_seqlens=lengths, causal=True)
     expected = call(learnable_sink=sink.float(), alibi_slopes=slopes.float())
     torch.testing.assert_close(call(learnable_sink=sink, alibi_slopes=slopes), expected)
+
+
+@pytest.mark.parametrize("of", ["causal", "window", "chunk", "neither"])
+def test_the_angles_of_several_queries(of, device):
+    """Each query has the angle of its own place where it sees part of the keys by place; otherwise all have the first's."""
+    from flash_attention.flash_attn.layers.rotary import apply_rotary_emb
+
+    q, new = torch.randn(2, 3, 4, 32, device=device), torch.randn(2, 3, 2, 32, device=device)
+    cache = torch.randn(2, 24, 2, 32, device=device)
+    lengths = torch.tensor([5, 17], dtype=torch.int32, device=device)
+    angles = torch.rand(24, 8, device=device) * 6
+    cos, sin = angles.cos(), angles.sin()
+    given = {"causal": {"causal": True}, "window": {"window_size": (4, 1)}, "chunk": {"attention_chunk": 8}}.get(of, {})
+    k, v = cache.clone(), cache.clone()
+    out = flash_attn.flash_attn_with_kvcache(
+        q, k, v, new, new, cos, sin, cache_seqlens=lengths, rotary_interleaved=False, **given
+    )
+    for b, length in enumerate(lengths.tolist()):
+        places = range(length, length + 3)
+        rotated = [
+            apply_rotary_emb(x[b : b + 1], cos[rows], sin[rows]).double()
+            for x, rows in ((q, [length] * 3 if of == "neither" else list(places)), (new, list(places)))
+        ]
+        keys = torch.cat((cache[b, :length].double(), rotated[1][0]))
+        values = torch.cat((cache[b, :length], new[b])).double()
+        options = {"causal": of == "causal", "window": given.get("window_size", (-1, -1))}
+        if of == "chunk":
+            i, j = torch.tensor(places, device=device)[:, None] // 8, torch.arange(length + 3, device=device)[None] // 8
+            options["mask"] = (i == j)[None, None]
+        want, _ = reference.attention(rotated[0], keys[None], values[None], **options)
+        torch.testing.assert_close(out[b].double(), want[0], **CLOSE)
