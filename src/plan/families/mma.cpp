@@ -14,12 +14,6 @@ int swizzled_tile_bytes(const Problem& problem, int rows, std::int64_t columns) 
   return static_cast<int>((row_bytes + 127) / 128) * rows * 128;
 }
 
-bool has_simple_scores(const Problem& problem) {
-  const bool masked = problem.mask.present || problem.hidden_rows.bounds != 0 || problem.block_mask.block_q != 0;
-  return problem.softcap == 0 && !problem.bias.present && !problem.alibi && !masked && problem.dropout_p == 0 &&
-         problem.program.empty();
-}
-
 std::string reject_mma_problem(const Problem& problem, const DeviceInfo& device) {
   if (device.arch < 80) return "needs sm_80";
   if (*problem.scale <= 0) return "needs a positive scale";

@@ -23,9 +23,6 @@ inline std::int64_t mma_tiles(std::int64_t rows, int block) { return (rows + blo
 /// Bytes of a tile::SwizzledTile: panels of 128 bytes a row.
 int swizzled_tile_bytes(const Problem& problem, int rows, std::int64_t columns);
 
-/// What a score needs in addition to its dot product and its place takes registers.
-bool has_simple_scores(const Problem& problem);
-
 /// What none of them takes.
 std::string reject_mma_problem(const Problem& problem, const DeviceInfo& device);
 

@@ -17,38 +17,40 @@ std::string reject_problem(const Problem& problem, const DeviceInfo& device) {
 // Forward -------------------------------------------------------------------------------------------------------------
 
 /// 32 rows a warp where so many fit in registers, else 16; fewer rows if there are few queries or little shared memory.
-MmaForwardTile forward_tile(const Problem& problem, const DeviceInfo& device) {
+MmaForwardTile forward_tile(const Request& r) {
+  const Problem& problem = r.problem;
+  const DeviceInfo& device = r.device;
   const MmaForwardTile small{64, 64, 4};
-  const bool wide_warps = has_simple_scores(problem) && std::max(problem.head_dim, problem.head_dim_v) <= 128;
+  const bool wide_warps = !r.features.touches_scores() && std::max(problem.head_dim, problem.head_dim_v) <= 128;
   const MmaForwardTile large{128, 64, wide_warps ? 4 : 8};
   return problem.seq_q <= 64 || large.shared_bytes(problem) > device.shared_bytes ? small : large;
 }
 
 /// A tile that was requested, with the warps that such a tile has.
-MmaForwardTile asked_tile(const Problem& problem, const DeviceInfo& device, const TileSize& asked) {
+MmaForwardTile asked_tile(const Request& r, const TileSize& asked) {
   const auto [block_q, block_kv] = asked;
-  const int usual = forward_tile(problem, device).num_warps;
-  return {block_q, block_kv, block_q == 128 ? (usual == 4 && problem.seq_q > 64 ? 4 : 8) : block_q / 16};
+  const int usual = forward_tile(r).num_warps;
+  return {block_q, block_kv, block_q == 128 ? (usual == 4 && r.problem.seq_q > 64 ? 4 : 8) : block_q / 16};
 }
 
-std::string reject_forward_tile(const Problem& problem, const DeviceInfo& device, const TileSize& asked) {
+std::string reject_forward_tile(const Request& r, const TileSize& asked) {
   const auto [block_q, block_kv] = asked;
   if (block_q != 32 && block_q != 64 && block_q != 128) return "allowed are 32, 64 and 128 queries";
   if (block_kv != 32 && block_kv != 64 && block_kv != 96 && block_kv != 128) return "allowed are 32, 64, 96 and 128 keys";
-  const bool masked = problem.hidden_rows.bounds != 0 || problem.block_mask.block_q != 0;
+  const bool masked = r.features.hidden_bounds != 0 || r.features.block_mask;
   if (masked && block_kv % 64 != 0) return "masks are known for blocks of 64 keys";
-  return asked_tile(problem, device, asked).reject_size(problem, device);
+  return asked_tile(r, asked).reject_size(r.problem, r.device);
 }
 
 Answer plan_forward(const Request& r) {
   const Problem& problem = r.problem;
   if (std::string reason = reject_problem(problem, r.device); !reason.empty()) return Refusal{std::move(reason)};
-  MmaForwardTile tile = forward_tile(problem, r.device);
+  MmaForwardTile tile = forward_tile(r);
   if (tile.shared_bytes(problem) > r.device.shared_bytes) return Refusal{"needs more shared memory"};
   if (r.tile) {
-    const std::string reason = reject_forward_tile(problem, r.device, *r.tile);
+    const std::string reason = reject_forward_tile(r, *r.tile);
     if (!reason.empty()) return refuse_tile(*r.tile, reason);
-    tile = asked_tile(problem, r.device, *r.tile);
+    tile = asked_tile(r, *r.tile);
   }
   return Offer{lay_out_mma_forward(problem, tile, "forward/sm80", "forward_sm80")};
 }
@@ -56,11 +58,13 @@ Answer plan_forward(const Request& r) {
 // Backward ------------------------------------------------------------------------------------------------------------
 
 /// The largest tile whose gradients fit in registers and whose operands fit in shared memory.
-std::optional<MmaBackwardTile> backward_tile(const Problem& problem, const DeviceInfo& device) {
+std::optional<MmaBackwardTile> backward_tile(const Request& r) {
+  const Problem& problem = r.problem;
+  const DeviceInfo& device = r.device;
   const std::int64_t dim = std::max(problem.head_dim, problem.head_dim_v);
   const MmaBackwardTile small{64, 64, 2};
   const MmaBackwardTile large = dim <= 64 ? MmaBackwardTile{128, 128, 2} : dim <= 128 ? MmaBackwardTile{64, 128, 2} : small;
-  return first_that_fits({has_simple_scores(problem) ? large : small, small, {64, 64, 1}}, problem, device);
+  return first_that_fits({!r.features.touches_scores() ? large : small, small, {64, 64, 1}}, problem, device);
 }
 
 MmaQueryTile query_tile(const Problem& problem) {
@@ -70,7 +74,7 @@ MmaQueryTile query_tile(const Problem& problem) {
 Answer plan_backward(const Request& r) {
   const Problem& problem = r.problem;
   if (std::string reason = reject_problem(problem, r.device); !reason.empty()) return Refusal{std::move(reason)};
-  const std::optional<MmaBackwardTile> tile = backward_tile(problem, r.device);
+  const std::optional<MmaBackwardTile> tile = backward_tile(r);
   const MmaQueryTile queries = query_tile(problem);
   std::string reason = reject_mma_backward(problem, r.device, tile, queries);
   if (!reason.empty()) return Refusal{std::move(reason)};

@@ -2,7 +2,6 @@
 
 #include "plan/families/portable.h"
 #include "plan/kernel_config.h"
-#include "plan/masks.h"
 #include "support/ceil_div.h"
 
 namespace flash_attention::plan {
@@ -28,10 +27,9 @@ struct BiasTile {
 
 /// Large tiles read less: a row of Q or dO once for so many keys. A warp has 32 x 64 elements of one, which takes all
 /// registers: none are left for other options of scores. Small ones, too, where large ones are too few for all SMs.
-BiasTile bias_tile(const Problem& p, const DeviceInfo& device) {
+BiasTile bias_tile(const Problem& p, const abi::Features& f, const DeviceInfo& device) {
   const BiasTile large{.block = 128, .num_warps = 8, .blocks_per_sm = 1};
-  const bool masked = p.mask.present || has_tile_map(p);
-  if (p.softcap != 0 || p.alibi || p.dropout_p != 0 || masked || !p.program.empty())
+  if (f.softcap || f.alibi || f.dropout || f.mask || f.has_tile_map() || f.score_program)
     return {.block = 64, .num_warps = 4, .blocks_per_sm = 2};
   if (large.shared_bytes() > device.shared_bytes || large.count(p) < device.num_sms)
     return {.block = 64, .num_warps = 4, .blocks_per_sm = 3};
@@ -42,8 +40,8 @@ BiasTile bias_tile(const Problem& p, const DeviceInfo& device) {
 
 void add_sm80_bias_launch(const Problem& problem, const DeviceInfo& device, Plan& plan) {
   if (!problem.bias.present) return;
-  const BiasTile tile = bias_tile(problem, device);
   abi::BackwardConfig config = portable_backward_config(problem);
+  const BiasTile tile = bias_tile(problem, config.features, device);
   config.block_q = config.block_kv = tile.block;
   config.num_warps = tile.num_warps;
   config.num_stages = BiasTile::num_stages;

@@ -21,8 +21,10 @@ std::string reject_problem(const Problem& problem, const DeviceInfo& device) {
 
 /// 32 rows a warp where so many fit in registers, else 16. With 64 keys registers are spilled, and no fewer instructions
 /// are needed for a key.
-std::optional<MmaForwardTile> forward_tile(const Problem& problem, const DeviceInfo& device) {
-  const bool wide_warps = has_simple_scores(problem) && std::max(problem.head_dim, problem.head_dim_v) <= 128;
+std::optional<MmaForwardTile> forward_tile(const Request& r) {
+  const Problem& problem = r.problem;
+  const DeviceInfo& device = r.device;
+  const bool wide_warps = !r.features.touches_scores() && std::max(problem.head_dim, problem.head_dim_v) <= 128;
   const MmaForwardTile small{64, 32, 4}, large{128, 32, wide_warps ? 4 : 8};
   for (const MmaForwardTile& tile : {problem.seq_q <= 64 ? small : large, small, MmaForwardTile{64, 16, 4}}) {
     if (tile.shared_bytes(problem) <= device.shared_bytes) return tile;
@@ -31,29 +33,29 @@ std::optional<MmaForwardTile> forward_tile(const Problem& problem, const DeviceI
 }
 
 /// A tile that was requested: 32 rows a warp where the planner has that, too.
-MmaForwardTile asked_tile(const Problem& problem, const DeviceInfo& device, const TileSize& asked) {
+MmaForwardTile asked_tile(const Request& r, const TileSize& asked) {
   const auto [block_q, block_kv] = asked;
-  const std::optional<MmaForwardTile> usual = forward_tile(problem, device);
+  const std::optional<MmaForwardTile> usual = forward_tile(r);
   const int rows = block_q == 128 && usual && usual->block_q / usual->num_warps == 32 ? 32 : 16;
   return {block_q, block_kv, block_q / rows};
 }
 
-std::string reject_forward_tile(const Problem& problem, const DeviceInfo& device, const TileSize& asked) {
+std::string reject_forward_tile(const Request& r, const TileSize& asked) {
   const auto [block_q, block_kv] = asked;
   if (block_q != 32 && block_q != 64 && block_q != 128) return "allowed are 32, 64 and 128 queries";
   if (block_kv != 16 && block_kv != 32 && block_kv != 64) return "allowed are 16, 32 and 64 keys";
-  return asked_tile(problem, device, asked).reject_size(problem, device);
+  return asked_tile(r, asked).reject_size(r.problem, r.device);
 }
 
 Answer plan_forward(const Request& r) {
   const Problem& problem = r.problem;
   if (std::string reason = reject_problem(problem, r.device); !reason.empty()) return Refusal{std::move(reason)};
-  std::optional<MmaForwardTile> tile = forward_tile(problem, r.device);
+  std::optional<MmaForwardTile> tile = forward_tile(r);
   if (!tile) return Refusal{"needs more shared memory"};
   if (r.tile) {
-    const std::string reason = reject_forward_tile(problem, r.device, *r.tile);
+    const std::string reason = reject_forward_tile(r, *r.tile);
     if (!reason.empty()) return refuse_tile(*r.tile, reason);
-    tile = asked_tile(problem, r.device, *r.tile);
+    tile = asked_tile(r, *r.tile);
   }
   return Offer{lay_out_mma_forward(problem, *tile, "forward/tf32", "forward_tf32")};
 }
@@ -62,8 +64,10 @@ Answer plan_forward(const Request& r) {
 
 /// The largest tile whose operands fit in shared memory. A tile of 128 keys has a third fewer instructions for a score than
 /// one of 64.
-std::optional<MmaBackwardTile> backward_tile(const Problem& problem, const DeviceInfo& device) {
-  const bool wide = has_simple_scores(problem) && std::max(problem.head_dim, problem.head_dim_v) <= 64;
+std::optional<MmaBackwardTile> backward_tile(const Request& r) {
+  const Problem& problem = r.problem;
+  const DeviceInfo& device = r.device;
+  const bool wide = !r.features.touches_scores() && std::max(problem.head_dim, problem.head_dim_v) <= 64;
   return first_that_fits({MmaBackwardTile{64, wide ? 128 : 64, 2}, {64, 64, 2}, {64, 64, 1}}, problem, device);
 }
 
@@ -72,7 +76,7 @@ constexpr MmaQueryTile query_tile{32};
 Answer plan_backward(const Request& r) {
   const Problem& problem = r.problem;
   if (std::string reason = reject_problem(problem, r.device); !reason.empty()) return Refusal{std::move(reason)};
-  const std::optional<MmaBackwardTile> tile = backward_tile(problem, r.device);
+  const std::optional<MmaBackwardTile> tile = backward_tile(r);
   std::string reason = reject_mma_backward(problem, r.device, tile, query_tile);
   if (!reason.empty()) return Refusal{std::move(reason)};
   Plan plan = lay_out_mma_backward(problem, *tile, query_tile, {"backward/tf32", "backward/tf32", "backward_tf32"});
