@@ -7,6 +7,7 @@ namespace flash_attention::tile {
 constexpr float log2_e = 1.4426950408889634f;
 constexpr float ln_2 = 0.6931471805599453f;
 constexpr float infinity = __builtin_bit_cast(float, 0x7f800000u);
+constexpr float nan = __builtin_bit_cast(float, 0x7fffffffu);
 constexpr float smallest = __builtin_bit_cast(float, 0x00800000u);  // but for subnormal numbers
 
 __device__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }

@@ -48,6 +48,9 @@ struct ForwardSm80Shape {
   // A NaN or Inf that some query may not see reaches it through 0 * NaN in P V; such rows are done again. So are those
   // that see an Inf in two parts.
   static constexpr bool repairs_rows = tile::Score<features>::hides || features.dropout || split;
+  // A float of less than 2^-112 has fewer bits in two parts: nothing below 2^-136 is kept. A row of O that is nowhere as
+  // large as this is done again, too.
+  static constexpr float tiny_row = 0x1p-100f;
   // What dropout keeps may be far below a row's maximum, and is scaled up at the end: float16 uses all of its range for it.
   static constexpr int log2_P_scale = features.dropout && type == Type::float16 ? 15 : 0;
   using Element = ptx::Element<type>;
@@ -321,7 +324,7 @@ __device__ __forceinline__ void ForwardSm80<config>::finish() {
   float sink = -tile::infinity;
   if constexpr (features.sink) sink = args.sink[head_idx];
   float lse[m_tiles][2];
-  float check = 0;  // NaN if anything is not finite
+  float check = 0;  // NaN if anything is not finite, or too small for the parts of floats
 #pragma unroll
   for (int m = 0; m < m_tiles; ++m) {
 #pragma unroll
@@ -337,17 +340,23 @@ __device__ __forceinline__ void ForwardSm80<config>::finish() {
       if (args.lse != nullptr && place.column == 0 && i < sequence.rows_q) {
         args.lse[tile::statistics_offset<features>(args, sequence, head_idx) + i] = lse[m][half];
       }
+      float largest = 0;
 #pragma unroll
       for (int n = 0; n < dim_v / 8; ++n) {
         float first = O[m][n][2 * half] * factor, second = O[m][n][2 * half + 1] * factor;
         if (factor == 0) first = second = 0;
         if constexpr (repairs_rows) check = ptx::fma(first, 0, ptx::fma(second, 0, check));
+        if constexpr (split) largest = ptx::max(largest, ptx::max(ptx::abs(first), ptx::abs(second)));
         if constexpr (split) {
           const unsigned offset = OTile::offset(row, 2 * n + place.column / 4) + place.column % 4 * 4;
           ptx::store_shared(Q_smem + offset, ptx::Vector<float, 2>{{first, second}});
         } else {
           ptx::store_shared(Q_smem + OTile::offset(row, n) + 2 * place.column, ptx::pack<type>(first, second));
         }
+      }
+      if constexpr (split) {
+        largest = tile::reduce_quad(largest, [](float a, float b) { return ptx::max(a, b); });
+        if (largest > 0 && largest < Shape::tiny_row) check = tile::nan;
       }
     }
   }

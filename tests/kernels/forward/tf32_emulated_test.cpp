@@ -25,8 +25,10 @@ TEST_P(ForwardTf32Accuracy, OfOneProduct) {
 INSTANTIATE_TEST_SUITE_P(Draws, ForwardTf32Accuracy, ::testing::ValuesIn(accuracy_cases()), case_name);
 
 TEST(ForwardTf32Numbers, TinyValuesKeepTheirBits) {
-  expect_fast_errors(accuracy_cases().front(), DeviceKind::emulator, Pass::forward, "forward/portable", "forward/tf32",
-                     {&Results::out}, 0x1p-99);
+  for (const double values : {0x1p-99, 0x1p-120}) {
+    expect_fast_errors(accuracy_cases().front(), DeviceKind::emulator, Pass::forward, "forward/portable", "forward/tf32",
+                       {&Results::out}, values);
+  }
 }
 
 /// Infinite and huge numbers mean what they mean in fp32.
