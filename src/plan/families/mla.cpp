@@ -17,9 +17,10 @@ namespace flash_attention::plan {
 namespace {
 
 /// Whether TMA loads blocks of 64 keys: of 16-bit elements, and none crosses the end of a page.
-bool takes_boxes(const Problem& problem) {
+bool takes_boxes(const Request& r) {
+  const Problem& problem = r.problem;
   const bool options =  // that need registers
-      problem.softcap != 0 || problem.alibi || problem.bias.present || problem.mask.present;
+      r.features.softcap || r.features.alibi || r.features.bias || r.features.mask;
   return !options && !has_no_key_rows(problem) && *problem.kv_dtype == problem.dtype &&
          problem.page_size % abi::mla_block_kv == 0 && reject_tma_cache(problem).empty();
 }
@@ -53,11 +54,13 @@ abi::ForwardConfig configure(const Request& r) {
           .num_warps = 8,
           .num_stages = abi::mla_stages,
           .group = static_cast<int>(problem.heads_q / problem.heads_kv),
-          .producer_warp = takes_boxes(problem),
+          .producer_warp = takes_boxes(r),
           .row_grid = rows_side_by_side(problem, r.device) > 1};
 }
 
-std::string reject(const Problem& problem, const DeviceInfo& device) {
+std::string reject(const Request& r) {
+  const Problem& problem = r.problem;
+  const DeviceInfo& device = r.device;
   if (!problem.latent) return "takes latent keys alone";
   if (device.arch != 90) return "wgmma needs sm_90; this is sm_" + std::to_string(device.arch);
   if (device.shared_bytes < abi::mla_shared_bytes) return "needs more shared memory";
@@ -65,8 +68,8 @@ std::string reject(const Problem& problem, const DeviceInfo& device) {
   if (problem.head_dim != abi::mla_head_dim || problem.head_dim_v != abi::mla_head_dim_v) {
     return "needs a head_dim of 576 and a head_dim_v of 512";
   }
-  if (problem.dropout_p != 0) return "takes no dropout";
-  if (problem.kv_scales == ScaleKind::token) return "takes no scales of rows";
+  if (r.features.dropout) return "takes no dropout";
+  if (r.features.token_scales) return "takes no scales of rows";
   if (*problem.scale <= 0) return "needs a positive scale";
   for (const Strides& strides : {problem.q_strides, problem.k_strides, problem.v_strides, problem.out_strides}) {
     if (strides.batch % 8 != 0 || strides.seq % 8 != 0 || strides.head % 8 != 0) {
@@ -109,7 +112,7 @@ Plan lay_out(const Problem& problem, const DeviceInfo& device, const abi::Forwar
 }
 
 Answer plan_mla(const Request& r) {
-  std::string reason = reject(r.problem, r.device);
+  std::string reason = reject(r);
   if (!reason.empty()) return Refusal{std::move(reason)};
   const abi::ForwardConfig config = configure(r);
   if (decode_tiles(r.problem, config) > std::numeric_limits<int>::max()) return Refusal{"more than 2^31 tiles"};

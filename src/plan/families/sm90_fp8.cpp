@@ -23,10 +23,11 @@ struct Tile {
 
 /// Of S, P and O a thread holds block_kv / 2 + block_kv / 8 + head_dim_v / 2 registers, of 240; a soft cap or a left edge
 /// needs some more. docs/lab/forward_sm90_fp8.md.
-Tile choose_tile(const Problem& p) {
+Tile choose_tile(const Request& r) {
+  const Problem& p = r.problem;
   const std::int64_t dim = std::max(p.head_dim, p.head_dim_v);
   if (dim > 128) return {128, 64};
-  return {128, p.softcap != 0 || p.window_left >= 0 ? 128 : 192};
+  return {128, r.features.softcap || r.features.window_left ? 128 : 192};
 }
 
 abi::ForwardConfig config_of(const Problem& p, const Tile& tile) {
@@ -46,21 +47,22 @@ abi::ForwardConfig config_of(const Problem& p, const Tile& tile) {
 }
 
 /// What other kernels take, by name.
-std::string reject_options(const Problem& p) {
-  if (p.bias.present) return "takes no bias";
-  if (p.alibi) return "takes no ALiBi slopes";
-  if (p.mask.present) return "takes no boolean mask";
-  if (p.dropout_p != 0) return "takes no dropout";
-  if (p.sink) return "takes no sink";
-  if (p.kv_scales == ScaleKind::token) return "takes no scales of rows";
+std::string reject_options(const abi::Features& f) {
+  if (f.bias) return "takes no bias";
+  if (f.alibi) return "takes no ALiBi slopes";
+  if (f.mask) return "takes no boolean mask";
+  if (f.dropout) return "takes no dropout";
+  if (f.sink) return "takes no sink";
+  if (f.token_scales) return "takes no scales of rows";
   return {};
 }
 
-std::string reject(const Problem& p, const DeviceInfo& device) {
+std::string reject(const Request& r) {
+  const Problem& p = r.problem;
   if (*p.q_dtype == p.dtype) return "takes queries of float8_e4m3 or float8_e5m2";
   if (std::max(p.head_dim, p.head_dim_v) > 256) return "takes a head_dim of at most 256";
-  std::string reason = reject_sm90(p, device);
-  if (reason.empty()) reason = reject_options(p);
+  std::string reason = reject_sm90(p, r.device);
+  if (reason.empty()) reason = reject_options(r.features);
   if (reason.empty() && !(*p.scale > 0)) reason = "scale must be positive: the maximum is taken before scaling";
   if (reason.empty()) reason = reject_tma_strides(p, Pass::forward);
   return reason;
@@ -108,9 +110,9 @@ Plan lay_out(const Problem& p, const DeviceInfo& device, const Tile& tile) {
 }
 
 Answer plan_fp8(const Request& r) {
-  std::string reason = reject(r.problem, r.device);
+  std::string reason = reject(r);
   if (!reason.empty()) return Refusal{std::move(reason)};
-  if (!r.tile) return Offer{lay_out(r.problem, r.device, choose_tile(r.problem))};
+  if (!r.tile) return Offer{lay_out(r.problem, r.device, choose_tile(r))};
   reason = reject_tile(r.problem, r.device, *r.tile);
   if (!reason.empty()) return refuse_tile(*r.tile, reason);
   return Offer{lay_out(r.problem, r.device, Tile{r.tile->block_q, r.tile->block_kv})};

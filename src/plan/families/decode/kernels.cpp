@@ -22,10 +22,11 @@ namespace {
 constexpr std::int64_t max_queries = 16;  // with more, a tile of rows for each query head is as good
 
 /// Whatever the sizes are.
-std::string reject_kind(const Problem& problem, const DeviceInfo& device) {
-  if (device.arch < 80) return "needs sm_80";
+std::string reject_kind(const Request& r) {
+  const Problem& problem = r.problem;
+  if (r.device.arch < 80) return "needs sm_80";
   if (problem.dtype == Dtype::float32) return "needs a 16-bit dtype";
-  if (problem.dropout_p != 0) return "takes no dropout";
+  if (r.features.dropout) return "takes no dropout";
   if (problem.head_dim % 8 != 0 || problem.head_dim_v % 8 != 0) return "needs head dimensions that are multiples of 8";
   if (std::max(problem.head_dim, problem.head_dim_v) > 256) return "needs head dimensions up to 256";
   if (*problem.scale <= 0) return "needs a positive scale";
@@ -116,7 +117,7 @@ Plan lay_out(const Problem& problem, const DeviceInfo& device, abi::ForwardConfi
 Answer plan_decode(const Request& r, bool by_tma) {
   const Problem& problem = r.problem;
   if (by_tma && r.device.arch != 90) return Refusal{"TMA needs sm_90; this is sm_" + std::to_string(r.device.arch)};
-  if (std::string reason = reject_kind(problem, r.device); !reason.empty()) return Refusal{std::move(reason)};
+  if (std::string reason = reject_kind(r); !reason.empty()) return Refusal{std::move(reason)};
   const std::optional<abi::ForwardConfig> config = choose_decode_tile(r, by_tma);
   if (!config) return Refusal{"needs more shared memory"};
   if (problem.seq_q > max_queries && problem.page_size == 0 && !problem.invariant) {
@@ -155,8 +156,8 @@ std::span<const KernelEntry> decode_kernels() {
 }
 
 bool decode_serves_invariant(const Request& r) {
-  return r.problem.invariant && missing_option(decode_kernels()[1], r).empty() &&
-         reject_kind(r.problem, r.device).empty() && choose_decode_tile(r, false).has_value();
+  return r.problem.invariant && missing_option(decode_kernels()[1], r).empty() && reject_kind(r).empty() &&
+         choose_decode_tile(r, false).has_value();
 }
 
 }  // namespace flash_attention::plan
