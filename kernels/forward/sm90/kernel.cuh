@@ -18,6 +18,7 @@
 
 #include "forward/sm90/epilogue.cuh"
 #include "forward/sm90/kv_loop.cuh"
+#include "forward/sm90/listed_loop.cuh"
 #include "forward/sm90/mask.cuh"
 #include "forward/sm90/nonfinite_loop.cuh"
 #include "forward/sm90/producer.cuh"
@@ -150,20 +151,29 @@ __device__ __forceinline__ bool attend(Warpgroup<config>& wg, Work work) {
 #pragma unroll
     for (float& x : out.O) x = 0;
     ptx::barrier_sync(barrier_warpgroup + wg.warpgroup, wg_threads);  // all have seen the tile: no product made them meet
-    wg.release_queries();
+    release_queries(wg);
   } else if constexpr (Shape<config>::wide) {
     visited_interior = attend_wide(wg, out, work == Work::attend_nonfinite_safe);
   } else if (work == Work::attend_nonfinite_safe) {
     ptx::path<"forward/sm90 nonfinite-safe tile">();
     attend_nonfinite_safe(wg, out);
   } else {
-    KvLoop<config> loop{wg, out};
-    loop.run();
-    visited_interior = loop.visited_interior;
+    TileWork<Warpgroup<config>> tile_work{wg, out};
+    const Tile tile = tile_of(wg);
+    const Blocks seen = blocks_of(wg);
+    const ScoreMath<config> math = score_math(wg, tile);
+    load_queries(wg, tile_work.queries);
+    if constexpr (Shape<config>::holds_queries) sync_without_pingpong(wg);  // all have read Q before one thread releases it
+    if constexpr (Shape<config>::listed) {
+      attend_listed(tile_work, tile, math);
+    } else {
+      attend_range(tile_work, tile, seen, math);
+    }
+    visited_interior = tile_work.visited_interior;
   }
   if constexpr (Shape<config>::wide) add_other_sums(wg, out.rows);
-  if constexpr (!Shape<config>::listed) visited_interior = wg.visited_interior();
-  return Epilogue<config>(wg).finish(wg.tile(), visited_interior, out);
+  if constexpr (!Shape<config>::listed) visited_interior = sees_interior(wg);  // the producer warp knows
+  return Epilogue<config>(wg).finish(tile_of(wg), visited_interior, out);
 }
 
 }  // namespace forward_sm90
@@ -211,17 +221,17 @@ __device__ __forceinline__ void forward_sm90_kernel(const abi::AttentionArgs& ar
     ptx::registers_increase<S::attend_registers>();
     if constexpr (config.features.made_words) ptx::await_launch_before();  // so are the words of the masks
     Warpgroup<config> wg{args, shared, warpgroup - 1, static_cast<int>(threadIdx.x) % wg_threads};
-    wg.pingpong_begin();
+    pingpong_begin(wg);
 #pragma unroll 1
     for (;; ++wg.num_tiles) {
-      const PipelineState<S::q_stages> q = wg.q_state();
+      const PipelineState<S::q_stages> q = q_state(wg);
       ptx::mbarrier_wait(shared.Q_full[q.stage][S::row_group(wg.warpgroup)], q.phase);  // the next tile is ready, and its Q
-      if (const Work work = wg.work(); work != Work::none) {
+      if (const Work work = work_of(wg); work != Work::none) {
         const bool unsound = attend(wg, work);
-        if (S::uniform_by_vote ? ptx::any(unsound) : unsound) retry.mark(wg.stored_tile());
+        if (S::uniform_by_vote ? ptx::any(unsound) : unsound) retry.mark(stored_tile(wg));
         continue;
       }
-      const int attempt = static_cast<int>(wg.attempt());
+      const int attempt = static_cast<int>(attempt_of(wg));
       if (wg.thread == 0) ptx::bulk_wait<0>();  // stores are complete before another attempt or the end
       __syncwarp();                             // not found by the emulator: bar.sync wants the lanes of a warp together
       ptx::barrier_sync(barrier_attend, S::warpgroups * wg_threads);  // all tiles are done and marked
@@ -230,10 +240,10 @@ __device__ __forceinline__ void forward_sm90_kernel(const abi::AttentionArgs& ar
         __syncwarp();
         ptx::barrier_sync(barrier_attend, S::warpgroups * wg_threads);  // so are those of the other block
       }
-      wg.release_queries();  // the producer waits for that, too
+      release_queries(wg);  // the producer waits for that, too
       if (ptx::shuffle(shared.last_attempt, 0) <= attempt) break;
     }
-    wg.pingpong_end();
+    pingpong_end(wg);
   }
 }
 

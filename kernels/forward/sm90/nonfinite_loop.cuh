@@ -17,7 +17,7 @@ __device__ __forceinline__ bool has_nonfinite(unsigned pair) {
 
 /// What is not finite in `keys` rows of V goes to the outputs of the rows that see it ...
 template <int keys, ForwardConfig config>
-__device__ __forceinline__ void add_nonfinite(const Warpgroup<config>& wg, typename Output<config>::Tile& O,
+__device__ __forceinline__ void add_nonfinite(const Warpgroup<config>& wg, typename Warpgroup<config>::OutputTile& O,
                                               unsigned V_smem, int kv_begin, const Tile& tile,
                                               const ScoreMath<config>& math) {
   using S = Shape<config>;
@@ -73,13 +73,13 @@ __device__ __forceinline__ void clear_nonfinite(const Warpgroup<config>& wg, int
 template <ForwardConfig config>
 __device__ __forceinline__ void attend_nonfinite_safe(Warpgroup<config>& wg, Output<config>& out) {
   using S = Shape<config>;
-  const Tile tile = wg.tile();
-  const ScoreMath<config> math = wg.scores_of(tile);
+  const Tile tile = tile_of(wg);
+  const ScoreMath<config> math = score_math(wg, tile);
   typename Warpgroup<config>::QueryTile queries;
   typename Warpgroup<config>::ScoreTile scores;
   typename Warpgroup<config>::PackedTile P;
   float rescale[2];
-  wg.load_queries(queries);
+  load_queries(wg, queries);
 #pragma unroll
   for (float& x : out.O) x = 0;
 
@@ -88,29 +88,29 @@ __device__ __forceinline__ void attend_nonfinite_safe(Warpgroup<config>& wg, Out
   for (int n = 0; S::listed ? !at.is_last() : n < tile.blocks; ++n) {
     const PipelineState<S::stages> kv(wg.num_blocks++);
     ptx::mbarrier_wait(wg.shared.K_full[kv.stage], kv.phase);  // K has landed
-    if constexpr (S::listed) at = wg.listed_block(kv.stage), wg.load_words(math, at);
+    if constexpr (S::listed) at = listed_block(wg, kv.stage), load_words(wg, math, at);
     const int block = S::listed ? at.block() : block_at<config>(tile, n);
-    wg.issue_scores(scores, queries, kv.stage);
+    issue_scores(wg, scores, queries, kv.stage);
     math.load_bias(block * S::block_kv);
     ptx::wgmma_wait<0>();  // the scores are ready
     ptx::wgmma_pin(scores);
-    wg.release(wg.shared.K_empty[kv.stage]);
+    release(wg, wg.shared.K_empty[kv.stage]);
     take_biases(wg, math, wg.num_blocks - 1, block * S::block_kv, true);
     release_biases(wg, wg.num_blocks - 1);
-    wg.softmax_edge(math, block, scores, out.rows, rescale, at);
+    softmax_edge(wg, math, block, scores, out.rows, rescale, at);
     math.drop(scores, math.draw(wg.args, tile, block * S::block_kv));
-    wg.rescale_output(out.O, rescale);
+    rescale_output(out.O, rescale);
     math.pack(scores, P);
     ptx::mbarrier_wait(wg.shared.V_full[kv.stage], kv.phase);  // V has landed
     add_nonfinite<S::block_kv>(wg, out.O, ptx::shared_address(wg.shared.V[kv.stage]), block * S::block_kv, tile, math);
     clear_nonfinite(wg, kv.stage);
     ptx::wgmma_pin(P);
-    wg.issue_output(out.O, P, kv.stage, true);
+    issue_output(wg, out.O, P, kv.stage, true);
     ptx::wgmma_wait<0>();  // O is ours again
     ptx::wgmma_pin(out.O);
-    wg.release(wg.shared.V_empty[kv.stage]);
+    release(wg, wg.shared.V_empty[kv.stage]);
   }
-  wg.release_queries();
+  release_queries(wg);
 }
 
 }  // namespace flash_attention::forward_sm90

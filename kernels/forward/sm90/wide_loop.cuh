@@ -66,7 +66,7 @@ struct WideProducts {
   __device__ __forceinline__ void release_stages(int count) const {
 #pragma unroll
     for (int i = 0; i < count; ++i) {
-      wg.release(wg.shared.KV_empty[wg.place.oldest]);
+      release(wg, wg.shared.KV_empty[wg.place.oldest]);
       if (S::cluster > 1 && wg.thread == 0)
         ptx::cluster_mbarrier_arrive_read(
             ptx::cluster_address(&wg.shared.KV_empty[wg.place.oldest], ptx::cluster_rank() ^ 1));
@@ -239,9 +239,9 @@ struct WideLoop {
   int in_P = 0;                              // the block that is in P
 
   __device__ __forceinline__ void run() {
-    const Tile tile = wg.tile();
-    const Blocks seen = wg.blocks();
-    const ScoreMath<config> math = wg.scores_of(tile);
+    const Tile tile = tile_of(wg);
+    const Blocks seen = blocks_of(wg);
+    const ScoreMath<config> math = score_math(wg, tile);
     if constexpr (safe) {
 #pragma unroll
       for (float& x : out.O) x = 0;
@@ -264,7 +264,7 @@ struct WideLoop {
         }
       }
     }
-    wg.release_queries();
+    release_queries(wg);
     end(tile, math);
   }
 
@@ -305,7 +305,7 @@ struct WideLoop {
     if constexpr (!by_parts) softmax<kind>(math, block);
     math.drop(scores, draw);
     if constexpr (!safe) finish_output();
-    if (kind == Visit::edge || (kind == Visit::listed && at.raises())) wg.rescale_output(out.O, rescale);
+    if (kind == Visit::edge || (kind == Visit::listed && at.raises())) rescale_output(out.O, rescale);
     accumulate = true;
     if constexpr (!by_parts) return keep(math, block);
     products.publish_P();
@@ -380,7 +380,7 @@ struct WideLoop {
   /// If masks choose, the first stage of a block says which one it is.
   __device__ __forceinline__ int issue_first_chunk(int block) {
     const int stage = products.wait_for_stage();
-    if constexpr (S::listed) at = wg.listed_block(stage), block = at.block();
+    if constexpr (S::listed) at = listed_block(wg, stage), block = at.block();
     products.issue_chunk(scores, 0, stage);
     return block;
   }

@@ -11,15 +11,22 @@
 
 namespace flash_attention::forward_sm90_fp8 {
 
-template <ForwardConfig config>
-struct Warpgroup : forward_sm90::WarpgroupBase<config, Shape<config>, SharedStorage<config>> {
+template <ForwardConfig its_config>
+struct Warpgroup {
+  static constexpr ForwardConfig config = its_config;
   using S = Shape<config>;
-  using Base = forward_sm90::WarpgroupBase<config, S, SharedStorage<config>>;
-  using Base::shared, Base::warpgroup, Base::thread, Base::q_state, Base::sync;
   using Descriptor = tile::Descriptor<true>;
   using ScoreTile = typename ScoreMath<config>::Tile;
   using PackedTile = typename Softmax<config>::PackedTile;
   using OutputTile = float[S::width_v / 2];
+
+  // What forward/sm90/warpgroup.cuh finds here.
+  const AttentionArgs& args;
+  SharedStorage<config>& shared;
+  const int warpgroup;
+  const int thread;         // in the warpgroup
+  int num_tiles = 0;        // finished so far
+  unsigned num_blocks = 0;  // K blocks whose scores have been computed; V follows one behind
 
   // -- products ---------------------------------------------------------------------------------------------------------
 
@@ -30,7 +37,7 @@ struct Warpgroup : forward_sm90::WarpgroupBase<config, Shape<config>, SharedStor
 
   /// Issues scores = Q K^T.
   __device__ __forceinline__ void issue_scores(ScoreTile& scores, int k_stage) const {
-    const Descriptor Q = descriptor(shared.Q[q_state().stage][warpgroup], chunk_dim);
+    const Descriptor Q = descriptor(shared.Q[q_state(*this).stage][warpgroup], chunk_dim);
     const Descriptor K = descriptor(shared.K[k_stage], chunk_dim);
     ptx::wgmma_fence();  // softmax is done with these registers
 #pragma unroll
@@ -65,7 +72,7 @@ struct Warpgroup : forward_sm90::WarpgroupBase<config, Shape<config>, SharedStor
   /// The store of the tile before has read the memory that the sums take.
   __device__ __forceinline__ void take_sums() const {
     if (thread == 0) ptx::bulk_wait_read<0>();
-    sync();
+    sync(*this);
   }
   /// The sums become O, or O and what they were times `factor`.
   __device__ __forceinline__ void flush(const OutputTile& O, const float (&factor)[2], bool first) const {

@@ -28,7 +28,7 @@ struct Epilogue {
 
   __device__ __forceinline__ void finish(const Tile& tile, OutputTile& O, const RowState& rows) const {
     const ScoreMath<config> math(wg.args, tile, tile.q_begin + wg.warpgroup * wg_rows + thread / 32 * 16, thread % 32);
-    const bool visited_interior = wg.visited_interior();
+    const bool visited_interior = sees_interior(wg);
     float sum[2] = {rows.sum[0], rows.sum[1]};  // four threads hold a row
 #pragma unroll
     for (int lanes = 1; lanes <= 2; ++lanes) {
@@ -116,7 +116,7 @@ struct Epilogue {
     const int first_row = tile.q_begin + wg.warpgroup * wg_rows;
     const int rows = tile.sequence.rows_q - first_row;
     ptx::fence_async_shared();  // what was written, before TMA reads it
-    wg.sync();                  // by the whole warpgroup
+    sync(wg);                   // by the whole warpgroup
     if (features.packed && rows < wg_rows) {
       ptx::path<"forward/sm90_fp8 end of a packed sequence">();
       copy_rows(tile, rows);  // TMA would write into the next sequence

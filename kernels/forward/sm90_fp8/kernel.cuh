@@ -31,12 +31,12 @@ __device__ __forceinline__ void attend(Warpgroup<config>& wg, Work work) {
     ptx::path<"forward/sm90_fp8 empty tile">();
 #pragma unroll
     for (float& x : O) x = 0;
-    wg.sync();  // all have seen the tile: no product made them meet
-    wg.release_queries();
+    sync(wg);  // all have seen the tile: no product made them meet
+    release_queries(wg);
   } else {
     KvLoop<config>{wg, O, rows}.run();
   }
-  Epilogue<config>(wg).finish(wg.tile(), O, rows);
+  Epilogue<config>(wg).finish(tile_of(wg), O, rows);
 }
 
 }  // namespace forward_sm90_fp8
@@ -68,17 +68,17 @@ __device__ __forceinline__ void forward_sm90_fp8_kernel(const abi::AttentionArgs
   } else {
     ptx::registers_increase<S::attend_registers>();
     Warpgroup<config> wg{args, shared, warpgroup - 1, static_cast<int>(threadIdx.x) % wg_threads};
-    wg.pingpong_begin();
+    pingpong_begin(wg);
 #pragma unroll 1
     for (;; ++wg.num_tiles) {
-      const PipelineState<S::q_stages> q = wg.q_state();
+      const PipelineState<S::q_stages> q = q_state(wg);
       ptx::mbarrier_wait(shared.Q_full[q.stage][wg.warpgroup], q.phase);  // the next tile is ready, and its Q
-      const Work work = wg.work();
+      const Work work = work_of(wg);
       if (work == Work::none) break;
       attend(wg, work);
     }
     if (wg.thread == 0) ptx::bulk_wait<0>();  // stores are complete before the end
-    wg.pingpong_end();
+    pingpong_end(wg);
   }
 }
 

@@ -27,11 +27,11 @@ __device__ __forceinline__ void skip_blocks(Warpgroup<config>& wg, int blocks) {
     const PipelineState<S::stages> kv(wg.num_blocks++);
     ptx::mbarrier_wait(wg.shared.K_full[kv.stage], kv.phase);
     ptx::mbarrier_wait(wg.shared.V_full[kv.stage], kv.phase);
-    if constexpr (!S::pingpong) wg.sync();  // no warp has missed a phase
-    wg.pingpong_wait();
-    wg.pingpong_signal();
-    wg.release(wg.shared.K_empty[kv.stage]);
-    wg.release(wg.shared.V_empty[kv.stage]);
+    if constexpr (!S::pingpong) sync(wg);  // no warp has missed a phase
+    pingpong_wait(wg);
+    pingpong_signal(wg);
+    release(wg, wg.shared.K_empty[kv.stage]);
+    release(wg, wg.shared.V_empty[kv.stage]);
   }
 }
 
@@ -51,9 +51,9 @@ struct KvLoop {
   bool needs_check = false;  // a row of this thread has no reference yet, or a large one
 
   __device__ __forceinline__ void run() {
-    const Tile tile = wg.tile();
-    const Blocks seen = wg.blocks();
-    const ScoreMath<config> math = wg.scores_of(tile);
+    const Tile tile = tile_of(wg);
+    const Blocks seen = blocks_of(wg);
+    const ScoreMath<config> math = score_math(wg, tile);
     skip_blocks(wg, seen.begin);
     begin(math, block_at<config>(tile, seen.begin));
     int n = seen.begin + 1;
@@ -63,7 +63,7 @@ struct KvLoop {
     for (; n < seen.interior_end; ++n) visit<false>(math, block_at<config>(tile, n));
 #pragma unroll 1
     for (; n < seen.end; ++n) visit<true>(math, block_at<config>(tile, n));
-    wg.release_queries();
+    release_queries(wg);
     end();
     skip_blocks(wg, tile.blocks - seen.end);
   }
@@ -84,12 +84,12 @@ struct KvLoop {
   __device__ __forceinline__ void begin(const ScoreMath<config>& math, int block) {
     const PipelineState<S::stages> k(wg.num_blocks++);
     ptx::mbarrier_wait(wg.shared.K_full[k.stage], k.phase);  // K has landed
-    wg.pingpong_wait();
+    pingpong_wait(wg);
     wg.issue_scores(scores, k.stage);
-    wg.pingpong_signal();
+    pingpong_signal(wg);
     ptx::wgmma_wait<0>();  // the scores are ready
     ptx::wgmma_pin(scores);
-    wg.release(wg.shared.K_empty[k.stage]);
+    release(wg, wg.shared.K_empty[k.stage]);
     const int wg_begin = ptx::registers_fresh(math.row) / wg_rows * wg_rows;
     if (math.score.template all_visible<wg_rows, S::block_kv>(wg_begin, block * S::block_kv)) {
       make_scores<false>(math, block);
@@ -114,24 +114,24 @@ struct KvLoop {
   __device__ __forceinline__ void visit(const ScoreMath<config>& math, int block) {
     const PipelineState<S::stages> k(wg.num_blocks), v(wg.num_blocks - 1);
     ptx::mbarrier_wait(wg.shared.K_full[k.stage], k.phase);  // K has landed
-    wg.pingpong_wait();
+    pingpong_wait(wg);
     wg.issue_scores(scores, k.stage);
     if (blocks_in_O == S::flush_blocks) flush();
     ptx::mbarrier_wait(wg.shared.V_full[v.stage], v.phase);  // V of the block before has landed
     wg.issue_output(O, P, v.stage, blocks_in_O != 0);
-    wg.pingpong_signal();
+    pingpong_signal(wg);
     ++wg.num_blocks;
     ++blocks_in_O;
     ptx::wgmma_wait<1>();  // the scores are ready; P V may still run
     ptx::wgmma_pin(scores);
-    wg.release(wg.shared.K_empty[k.stage]);
+    release(wg, wg.shared.K_empty[k.stage]);
     make_scores<tested>(math, block);
     float rescale[2];
     bool raised = false;
     ptx::wgmma_wait<0>();  // P V is done: O and P are ours again
     ptx::wgmma_pin(O);
     ptx::wgmma_pin(P);
-    wg.release(wg.shared.V_empty[v.stage]);
+    release(wg, wg.shared.V_empty[v.stage]);
     auto sums = Rows::exponentiate(math, scores, rows, P);
     if (ptx::any(sums.exceed_limit() || needs_check)) {
       raised = Rows::raise(math, scores, rows, rescale);
@@ -168,12 +168,12 @@ struct KvLoop {
     const PipelineState<S::stages> v(wg.num_blocks - 1);
     ptx::mbarrier_wait(wg.shared.V_full[v.stage], v.phase);  // V has landed
     if (blocks_in_O == S::flush_blocks) flush();
-    wg.pingpong_wait();
+    pingpong_wait(wg);
     wg.issue_output(O, P, v.stage, blocks_in_O != 0);
-    wg.pingpong_signal();
+    pingpong_signal(wg);
     ptx::wgmma_wait<0>();  // O is complete
     ptx::wgmma_pin(O);
-    wg.release(wg.shared.V_empty[v.stage]);
+    release(wg, wg.shared.V_empty[v.stage]);
     if (flushed) wg.add_sums(O, since_flush);
   }
 };

@@ -4,7 +4,7 @@
 
 #include "abi/forward_sm90_fp8.h"
 #include "abi/tensor_maps.h"
-#include "forward/sm90/softmax.cuh"
+#include "forward/sm90/warpgroup.cuh"
 #include "ptx/wgmma_fp8.cuh"
 
 namespace flash_attention::forward_sm90_fp8 {
@@ -17,13 +17,26 @@ using forward_sm90::barrier_pingpong;
 using forward_sm90::barrier_warpgroup;
 using forward_sm90::block_at;
 using forward_sm90::Blocks;
+using forward_sm90::blocks_of;
+using forward_sm90::pingpong_begin;
+using forward_sm90::pingpong_end;
+using forward_sm90::pingpong_signal;
+using forward_sm90::pingpong_wait;
+using forward_sm90::q_state;
+using forward_sm90::release;
+using forward_sm90::release_queries;
 using forward_sm90::Schedule;
+using forward_sm90::score_math;
 using forward_sm90::ScoreMath;
+using forward_sm90::sees_interior;
+using forward_sm90::sync;
 using forward_sm90::Tile;
+using forward_sm90::tile_of;
 using forward_sm90::tile_stages;
 using forward_sm90::wg_rows;
 using forward_sm90::wg_threads;
 using forward_sm90::Work;
+using forward_sm90::work_of;
 using tile::PipelineState;
 
 using namespace abi::forward_sm90_fp8_maps;
