@@ -101,7 +101,7 @@ __device__ __forceinline__ void find_tiles(const AttentionArgs& args, SharedStor
     bool exists = true;
 #pragma unroll 1
     for (int i = 0; exists; ++num_tiles) {
-      Tile& tile = shared.tiles[num_tiles % tile_stages];  // no warpgroup reads it: TileProducer::next_tile
+      Tile& tile = shared.tiles[num_tiles % tile_stages];  // no warpgroup reads it: next_tile
       exists = find_tile(args, retry, schedule, i, attempt, tile);
       if (!exists) tile = {.attempt = static_cast<Attempt>(attempt)};
       ptx::mbarrier_arrive(finder.tile_found);

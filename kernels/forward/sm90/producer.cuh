@@ -11,42 +11,39 @@
 
 namespace flash_attention::forward_sm90 {
 
-/// chunk_dim: columns of a box of Q.
-template <ForwardConfig config, typename S, typename Storage, int chunk_dim>
-struct TileProducer {
-  const AttentionArgs& args;
-  Storage& shared;
-  unsigned num_tiles = 0;          // published so far
-  PipelineState<S::stages> kv{0};  // of the next block
+/// Where a producer P publishes its next tile. No warpgroup reads it any more: all are at most three tiles behind.
+template <class P>
+__device__ __forceinline__ Tile& next_tile(const P& producer) {
+  return producer.shared.tiles[producer.num_tiles % tile_stages];
+}
 
-  /// Where the next tile goes. No warpgroup reads it any more: all are at most three tiles behind.
-  __device__ __forceinline__ Tile& next_tile() const { return shared.tiles[num_tiles % tile_stages]; }
+template <ForwardConfig config>
+__device__ __forceinline__ int batch_coordinate(const Tile& tile) {
+  return config.features.packed ? 0 : tile.sequence.batch_idx;
+}
 
-  __device__ __forceinline__ static int batch_coordinate(const Tile& tile) {
-    return config.features.packed ? 0 : tile.sequence.batch_idx;
-  }
-
-  /// Q_full announces the tile, and its Q where it sees any key.
-  __device__ __forceinline__ void publish_tile(const Tile& tile) {
-    const PipelineState<S::q_stages> q(num_tiles);
-    const int row = static_cast<int>(tile.sequence.start_q) + tile.q_begin;
-    ++num_tiles;
+/// Q_full announces the tile, and its Q if it sees any key, in boxes of chunk_dim columns.
+template <int chunk_dim, class P>
+__device__ __forceinline__ void publish_tile(P& producer, const Tile& tile) {
+  using S = typename P::S;
+  const PipelineState<S::q_stages> q(producer.num_tiles);
+  const int row = static_cast<int>(tile.sequence.start_q) + tile.q_begin;
+  ++producer.num_tiles;
 #pragma unroll 1
-    for (int w = 0; w < S::row_groups; ++w) {
-      ptx::mbarrier_wait(shared.Q_empty[q.stage][w], q.phase ^ 1);  // the warpgroup has read what was in its stage
-      if (tile.sees_nothing()) {
-        ptx::mbarrier_arrive(shared.Q_full[q.stage][w]);
-        continue;
-      }
-      ptx::mbarrier_arrive_expect_tx(shared.Q_full[q.stage][w], S::q_bytes);
+  for (int w = 0; w < S::row_groups; ++w) {
+    ptx::mbarrier_wait(producer.shared.Q_empty[q.stage][w], q.phase ^ 1);  // the warpgroup has read what was in its stage
+    if (tile.sees_nothing()) {
+      ptx::mbarrier_arrive(producer.shared.Q_full[q.stage][w]);
+      continue;
+    }
+    ptx::mbarrier_arrive_expect_tx(producer.shared.Q_full[q.stage][w], S::q_bytes);
 #pragma unroll
-      for (int c = 0; c < S::chunks; ++c) {
-        ptx::tma_load_4d(shared.Q[q.stage][w][c], args.maps[map_Q], shared.Q_full[q.stage][w], c * chunk_dim,
-                         row + w * wg_rows, tile.head_idx, batch_coordinate(tile));
-      }
+    for (int c = 0; c < S::chunks; ++c) {
+      ptx::tma_load_4d(producer.shared.Q[q.stage][w][c], producer.args.maps[map_Q], producer.shared.Q_full[q.stage][w],
+                       c * chunk_dim, row + w * wg_rows, tile.head_idx, batch_coordinate<P::config>(tile));
     }
   }
-};
+}
 
 // K and V out of pages by TMA. A box is `page_rows` keys, as many as never cross the end of a page: the largest number that
 // divides the page and the block of keys. Its last coordinate is the page, which the table gives.
@@ -122,14 +119,17 @@ struct PagedBlock {
 //       for each KV block of the tile, or of its list:                   schedule.cuh
 //         wait for an empty stage; K, V -> shared, by rows or by pages    PagedBlock
 
-template <ForwardConfig config>
-struct Producer : TileProducer<config, Shape<config>, SharedStorage<config>, chunk_dim> {
+template <ForwardConfig its_config>
+struct Producer {
+  static constexpr ForwardConfig config = its_config;
   using S = Shape<config>;
-  using Base = TileProducer<config, S, SharedStorage<config>, chunk_dim>;
-  using Base::args, Base::shared, Base::num_tiles, Base::kv, Base::next_tile, Base::batch_coordinate, Base::publish_tile;
 
   static constexpr unsigned short both_blocks = 3;  // of a cluster
 
+  const AttentionArgs& args;
+  SharedStorage<config>& shared;
+  unsigned num_tiles = 0;          // published so far
+  PipelineState<S::stages> kv{0};  // of the next block
   BiasBoxes<config> biases{args, shared};
   int listed = 0;      // the ListedBlock that is loaded
   int last_block = 0;  // wide heads: the block whose V comes next
@@ -141,12 +141,12 @@ struct Producer : TileProducer<config, Shape<config>, SharedStorage<config>, chu
   template <typename FindNext, typename ClaimNext>
   __device__ __forceinline__ void load_attempt(Attempt attempt, const FindNext& find_next, const ClaimNext& claim_next) {
     constexpr bool early = S::q_stages == 2, between = early && !S::claims_late;
-    bool exists = find_next(next_tile());
-    if (early && exists) publish_tile(next_tile());
+    bool exists = find_next(next_tile(*this));
+    if (early && exists) publish_tile<chunk_dim>(*this, next_tile(*this));
 #pragma unroll 1
     while (exists) {
-      const Tile& tile = early ? shared.tiles[(num_tiles - 1) % tile_stages] : next_tile();
-      if (!early && tile.blocks == 0) publish_tile(tile);
+      const Tile& tile = early ? shared.tiles[(num_tiles - 1) % tile_stages] : next_tile(*this);
+      if (!early && tile.blocks == 0) publish_tile<chunk_dim>(*this, tile);
       int n = 0;
       for_blocks(
           tile,
@@ -157,8 +157,8 @@ struct Producer : TileProducer<config, Shape<config>, SharedStorage<config>, chu
               load_keys(tile, block, !early && n == 0);
             }
             if (between && n == 1) {
-              exists = find_next(next_tile());
-              if (exists) publish_tile(next_tile());
+              exists = find_next(next_tile(*this));
+              if (exists) publish_tile<chunk_dim>(*this, next_tile(*this));
             }
             ++n;
           },
@@ -167,11 +167,11 @@ struct Producer : TileProducer<config, Shape<config>, SharedStorage<config>, chu
         if (n > 0) load_wide_values(tile);
       }
       if (between && n > 1) continue;
-      exists = find_next(next_tile());
-      if (early && exists) publish_tile(next_tile());
+      exists = find_next(next_tile(*this));
+      if (early && exists) publish_tile<chunk_dim>(*this, next_tile(*this));
     }
-    next_tile() = {.attempt = attempt};  // no tile is left
-    publish_tile(next_tile());
+    next_tile(*this) = {.attempt = attempt};  // no tile is left
+    publish_tile<chunk_dim>(*this, next_tile(*this));
     await_marks();
   }
 
@@ -181,9 +181,9 @@ struct Producer : TileProducer<config, Shape<config>, SharedStorage<config>, chu
 #pragma unroll 1
     for (;;) {
       ptx::mbarrier_wait(shared.finder.tile_found, static_cast<int>(num_tiles & 1));  // the next tile is known
-      const Tile& tile = next_tile();
+      const Tile& tile = next_tile(*this);
       bool published = S::q_stages == 2 || tile.sees_nothing();
-      if (published) publish_tile(tile);
+      if (published) publish_tile<chunk_dim>(*this, tile);
       if (tile.work == Work::none) {
         await_marks();
         const bool is_over = shared.last_attempt <= static_cast<int>(tile.attempt);
@@ -241,7 +241,7 @@ struct Producer : TileProducer<config, Shape<config>, SharedStorage<config>, chu
                 tile, block, publish_between);
       return;
     }
-    const int batch_idx = batch_coordinate(tile);
+    const int batch_idx = batch_coordinate<config>(tile);
     const int kv_head = S::listed ? tile.list.kv_head : tile.head_idx / args.group;
     const int row = static_cast<int>(tile.sequence.start_kv) + block * S::block_kv;
     load_keys(
@@ -271,7 +271,7 @@ struct Producer : TileProducer<config, Shape<config>, SharedStorage<config>, chu
     if constexpr (S::listed) shared.listed[kv.stage] = listed;  // K_full announces it, too
     ptx::mbarrier_arrive_expect_tx(shared.K_full[kv.stage], S::k_bytes);
     copy_K();
-    if (publish_between) publish_tile(tile);
+    if (publish_between) publish_tile<chunk_dim>(*this, tile);
     biases.load(tile, block);
     ptx::mbarrier_wait(shared.V_empty[kv.stage], kv.phase ^ 1);
     ptx::mbarrier_arrive_expect_tx(shared.V_full[kv.stage], S::v_bytes);
@@ -286,7 +286,7 @@ struct Producer : TileProducer<config, Shape<config>, SharedStorage<config>, chu
     __device__ __forceinline__ WideSource(const AttentionArgs& args, const Tile& tile, int block)
         : row(static_cast<int>(tile.sequence.start_kv) + block * S::block_kv),
           kv_head(tile.head_idx / args.group),
-          batch_idx(batch_coordinate(tile)) {}
+          batch_idx(batch_coordinate<config>(tile)) {}
   };
 
   /// A block of K, then V of the block before: the order in which they are used.
@@ -307,7 +307,7 @@ struct Producer : TileProducer<config, Shape<config>, SharedStorage<config>, chu
       }
       kv.advance();
       if (is_first && c == tile::min(S::chunks, S::stages) - 1)
-        publish_tile(tile);  // it may wait, and no more stage is free
+        publish_tile<chunk_dim>(*this, tile);  // it may wait, and no more stage is free
     }
     if (!is_first) load_wide_values(tile);
     last_block = block;

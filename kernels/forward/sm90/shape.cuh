@@ -60,7 +60,7 @@ struct Shape {
   static constexpr int cluster = forward_sm90_cluster(config.head_dim, config.head_dim_v, block_q);  // blocks
   static constexpr int row_groups = block_q / cluster / wg_rows;                                     // of 64 query rows
   static constexpr int warpgroups = forward_sm90_warpgroups(config);  // that attend; one more loads
-  static constexpr int score_keys = wide ? block_kv / 2 : block_kv;  // of a block, whose scores a warpgroup has
+  static constexpr int score_keys = wide ? block_kv / 2 : block_kv;   // of a block, whose scores a warpgroup has
   static constexpr int threads = (warpgroups + 1) * wg_threads;
 
   static constexpr bool pingpong = loop.pingpong;

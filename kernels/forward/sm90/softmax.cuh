@@ -43,7 +43,7 @@ struct Added {
 /// The rows of one thread: rows `row` and `row + 8` of the tile, and in each group of 8 keys the two from `column` on. S[i]
 /// is row (i / 2) % 2, key 8 (i / 4) + column + i % 2 (ptx/wgmma.cuh).
 template <ForwardConfig config>
-struct ScoreOptions {
+struct ScoreMath {
   using Shape = forward_sm90::Shape<config>;
   static constexpr Features features = config.features;
   static constexpr int block_kv = Shape::score_keys;
@@ -63,8 +63,7 @@ struct ScoreOptions {
   int row;
   int column;
 
-  __device__ __forceinline__ ScoreOptions(const AttentionArgs& args, const forward_sm90::Tile& tile, int first_row,
-                                          int lane)
+  __device__ __forceinline__ ScoreMath(const AttentionArgs& args, const forward_sm90::Tile& tile, int first_row, int lane)
       : score(args, tile.sequence, tile.head_idx),
         exponent_scale(score.unit_scale() * tile::log2_e),
         row(first_row + lane / 4),
@@ -257,23 +256,14 @@ struct ScoreOptions {
     for (int d = 0; d < config.head_dim; ++d) dot = ptx::fma(ptx::to_float(Q[d]), ptx::to_float(K[d]), dot);
     return score.full(dot, q, key);
   }
-};
 
-// What happens to a tile of scores in registers between Q K^T and P V:
-//
-//     options and mask     modify, modify_and_mask
-//     online maximum       raise_maximum                     edge blocks, and all blocks of a retry
-//     P = 2^(S - max)      exponentiate, probability_of      and this thread's part of the row sums
-//     dropout              drop
-//     P in 16 bits         pack
-
-/// From the scores of one thread to its part of P.
-template <ForwardConfig config>
-struct ScoreMath : ScoreOptions<config> {
-  using Base = ScoreOptions<config>;
-  using Base::Base, Base::features, Base::count, Base::score, Base::exponent_scale, Base::row, Base::column;
-  using Base::row_of, Base::key_of, Base::added_to;
-  using typename Base::Shape, typename Base::Added, typename Base::Tile, typename Base::Packed;
+  // What happens to a tile of scores in registers between Q K^T and P V:
+  //
+  //     options and mask     modify, modify_and_mask
+  //     online maximum       raise_maximum                     edge blocks, and all blocks of a retry
+  //     P = 2^(S - max)      exponentiate, probability_of      and this thread's part of the row sums
+  //     dropout              drop
+  //     P in 16 bits         pack
 
   /// Raises the running maximum of both rows by this block; `rescale` is what older sums must be multiplied by.
   __device__ __forceinline__ void raise_maximum(const Tile& S, float (&row_max)[2], float (&rescale)[2]) const {
@@ -353,16 +343,16 @@ struct ScoreMath : ScoreOptions<config> {
       if (ptx::all(is_small(row_max[0]) && is_small(row_max[1]))) {
         return exponentiate_biased(S, row_max, row_sum);
       }
-      this->read_biases();
+      read_biases();
     }
     if constexpr (features.alibi && !features.softcap && !features.bias && !features.score_program) {
       const int key = ptx::registers_fresh(row) / 16 * 16 + score.len_kv - score.len_q;  // of the warp's first diagonal
-      if (Shape::from_diagonal || ptx::all(kv_begin + Base::block_kv <= key || kv_begin >= key + 16)) {
+      if (Shape::from_diagonal || ptx::all(kv_begin + block_kv <= key || kv_begin >= key + 16)) {
         ptx::path<"forward/sm90 ALiBi on one side of the diagonal">();
         return exponentiate_sloped(S, kv_begin, row_max, row_sum, kv_begin < key ? score.slope : -score.slope);
       }
     }
-    this->template modify<true>(S, kv_begin);
+    modify<true>(S, kv_begin);
     exponentiate(S, row_max, row_sum);
   }
 
@@ -374,7 +364,7 @@ struct ScoreMath : ScoreOptions<config> {
 #pragma unroll
     for (int i = 0; i < count; i += 8) {
       unsigned pairs[4];
-      this->read_biases(i, pairs);
+      read_biases(i, pairs);
 #pragma unroll
       for (int e = 0; e < 8; ++e) {
         const float bias = e % 2 == 0 ? ptx::unpack_low<features.bias_dtype>(pairs[e / 2])
@@ -429,7 +419,7 @@ struct ScoreMath : ScoreOptions<config> {
         float slope = factor[terms - 1];
 #pragma unroll
         for (int t = terms - 2; t >= 0; --t) slope = ptx::fma(slope, square, factor[t]);
-        const float rest = features.bias ? (added.at(key_of(i), this->bias.at(i)) - finite(row_max[r])) * exponent_scale
+        const float rest = features.bias ? (added.at(key_of(i), bias.at(i)) - finite(row_max[r])) * exponent_scale
                                          : ptx::fma(added.at(key_of(i), 0), exponent_scale, shift);
         S[i] = ptx::exp2(ptx::fma(S[i], slope, rest));
         sums[i % 2] += S[i];

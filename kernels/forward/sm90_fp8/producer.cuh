@@ -11,43 +11,51 @@
 
 namespace flash_attention::forward_sm90_fp8 {
 
-template <ForwardConfig config>
-struct Producer : forward_sm90::TileProducer<config, Shape<config>, SharedStorage<config>, chunk_dim> {
+using forward_sm90::batch_coordinate;
+using forward_sm90::next_tile;
+using forward_sm90::publish_tile;
+
+template <ForwardConfig its_config>
+struct Producer {
+  static constexpr ForwardConfig config = its_config;
   using S = Shape<config>;
-  using Base = forward_sm90::TileProducer<config, S, SharedStorage<config>, chunk_dim>;
-  using Base::args, Base::shared, Base::num_tiles, Base::kv, Base::next_tile, Base::batch_coordinate, Base::publish_tile;
+
+  const AttentionArgs& args;
+  SharedStorage<config>& shared;
+  unsigned num_tiles = 0;          // published so far
+  PipelineState<S::stages> kv{0};  // of the next block
 
   /// All tiles; find_next(tile) fills the next one in, or returns false. With two stages for Q a tile is published while
   /// the keys of the one before are loaded.
   template <typename FindNext>
   __device__ __forceinline__ void load_tiles(const FindNext& find_next) {
     constexpr bool early = S::q_stages == 2;
-    bool exists = find_next(next_tile());
-    if (early && exists) publish_tile(next_tile());
+    bool exists = find_next(next_tile(*this));
+    if (early && exists) publish_tile<chunk_dim>(*this, next_tile(*this));
 #pragma unroll 1
     while (exists) {
-      const Tile& tile = early ? shared.tiles[(num_tiles - 1) % tile_stages] : next_tile();
+      const Tile& tile = early ? shared.tiles[(num_tiles - 1) % tile_stages] : next_tile(*this);
       const int blocks = tile.blocks;
-      if (!early && blocks == 0) publish_tile(tile);
+      if (!early && blocks == 0) publish_tile<chunk_dim>(*this, tile);
 #pragma unroll 1
       for (int n = 0; n < blocks; ++n) {
         load_keys(tile, block_at<config>(tile, n), !early && n == 0);
         if (early && n == 1) {
-          exists = find_next(next_tile());
-          if (exists) publish_tile(next_tile());
+          exists = find_next(next_tile(*this));
+          if (exists) publish_tile<chunk_dim>(*this, next_tile(*this));
         }
       }
       if (early && blocks > 1) continue;
-      exists = find_next(next_tile());
-      if (early && exists) publish_tile(next_tile());
+      exists = find_next(next_tile(*this));
+      if (early && exists) publish_tile<chunk_dim>(*this, next_tile(*this));
     }
-    next_tile() = {.attempt = Attempt::fixed_max};  // its work is none: no tile is left
-    publish_tile(next_tile());
+    next_tile(*this) = {.attempt = Attempt::fixed_max};  // its work is none: no tile is left
+    publish_tile<chunk_dim>(*this, next_tile(*this));
   }
 
  private:
   __device__ __forceinline__ void load_keys(const Tile& tile, int block, bool publish_between) {
-    const int kv_head = tile.head_idx / args.group, batch_idx = batch_coordinate(tile);
+    const int kv_head = tile.head_idx / args.group, batch_idx = batch_coordinate<config>(tile);
     const int row = static_cast<int>(tile.sequence.start_kv) + block * S::block_kv;
     // The stage's earlier block has been read by every warpgroup. Stages start out empty: phase 1 counts as completed.
     ptx::mbarrier_wait(shared.K_empty[kv.stage], kv.phase ^ 1);
@@ -57,7 +65,7 @@ struct Producer : forward_sm90::TileProducer<config, Shape<config>, SharedStorag
       ptx::tma_load_4d(shared.K[kv.stage][c], args.maps[map_K], shared.K_full[kv.stage], c * chunk_dim, row, kv_head,
                        batch_idx);
     }
-    if (publish_between) publish_tile(tile);
+    if (publish_between) publish_tile<chunk_dim>(*this, tile);
     const int place =
         block * S::block_kv +
         (config.features.packed
