@@ -21,12 +21,15 @@
 namespace flash_attention::decode {
 
 template <ForwardConfig config>
-struct ClusterMerge : MergeParts<config> {
-  using Base = MergeParts<config>;
-  using Base::features, Base::warp, Base::lane, Base::warps, Base::repairs_rows;
-  using Base::num_rows, Base::row_of, Base::finish_row, Base::write_lse, Base::write_four, Base::output, Base::repair;
-  using Base::storage, Base::item;
-  using typename Base::Row, typename Base::Four, typename Base::Pair, typename Base::Mailbox;
+struct ClusterMerge {
+  using Rows = FinishRows<config>;
+  using Row = typename Rows::Row;
+  using Four = typename Rows::Four;
+  using Pair = typename Rows::Pair;
+  using Mailbox = typename Rows::Mailbox;
+  static constexpr Features features = config.features;
+  static constexpr int warps = Rows::warps;
+  static constexpr bool repairs_rows = Rows::repairs_rows;
 
   static constexpr bool in_cluster = decode_has_clusters(config);
   static constexpr int blocks = tile::max(1, config.item_blocks);
@@ -90,57 +93,57 @@ struct ClusterMerge : MergeParts<config> {
   }
 
   /// After a barrier of the block's warps: none of them reads its tiles any more.
-  __device__ __forceinline__ void announce() const {
-    Mailbox& mailbox = storage.mailbox;
-    if (has_free_stage(item)) return ptx::cluster_wait();  // all have begun, and their mbarriers are initialised
-    if (warp == 0) {
+  __device__ __forceinline__ static void announce(const Rows& out) {
+    Mailbox& mailbox = out.storage.mailbox;
+    if (has_free_stage(out.item)) return ptx::cluster_wait();  // all have begun, and their mbarriers are initialised
+    if (out.warp == 0) {
       ptx::cluster_wait();  // all have begun, and their mbarriers are initialised
-      if (lane < share_of(item).parts)
-        ptx::cluster_mbarrier_arrive_read(ptx::cluster_address(&mailbox.tiles_read, static_cast<unsigned>(lane)));
+      if (out.lane < share_of(out.item).parts)
+        ptx::cluster_mbarrier_arrive_read(ptx::cluster_address(&mailbox.tiles_read, static_cast<unsigned>(out.lane)));
     }
     ptx::cluster_mbarrier_wait(mailbox.tiles_read, 0);
   }
 
   /// Four columns of a row of this block's part, and the row's statistics with the first of a piece.
-  __device__ __forceinline__ void send(float* received, int row, int column, const Four& sum,
-                                       const Pair& statistics) const {
-    const Share share = share_of(item);
+  __device__ __forceinline__ static void send(const Rows& out, float* received, int row, int column, const Four& sum,
+                                              const Pair& statistics) {
+    const Share share = share_of(out.item);
     const int piece = row * row_pieces + (row_pieces == 1 ? 0 : column / 32), place = column % piece_columns;
     const int slot = share.slot_of(piece, share.rank);
     const auto owner = static_cast<unsigned>(share.owner_of(piece));
-    const unsigned barrier = ptx::cluster_address(&storage.mailbox.received, owner),
+    const unsigned barrier = ptx::cluster_address(&out.storage.mailbox.received, owner),
                    to = ptx::cluster_address(received, owner);
     ptx::cluster_store_async(to + 4 * (slot * piece_columns + place), sum, barrier);
     if (place == 0) ptx::cluster_store_async(to + 4 * (statistics_offset + 2 * slot), statistics, barrier);
   }
 
   /// A lane's columns of a row, if they exist; whether all are finite. By the whole warp.
-  __device__ __forceinline__ bool write_columns(const Row& place, int column, const ptx::Vector<float, lane_columns>& total,
-                                                float factor) const {
+  __device__ __forceinline__ static bool write_columns(const Rows& out, const Row& place, int column,
+                                                       const ptx::Vector<float, lane_columns>& total, float factor) {
     if constexpr (lane_columns == 4) {
-      return column >= config.head_dim_v || write_four(place, column, total, factor);
+      return column >= config.head_dim_v || out.write_four(place, column, total, factor);
     } else {
       const float value = factor == 0 ? 0 : total[0] * factor, next = ptx::shuffle_xor(value, 1), check = value * 0;
-      if (column < config.head_dim_v && lane % 2 == 0)
-        ptx::store_global(reinterpret_cast<unsigned*>(output(place) + column), ptx::pack<features.dtype>(value, next));
+      if (column < config.head_dim_v && out.lane % 2 == 0)
+        ptx::store_global(reinterpret_cast<unsigned*>(out.output(place) + column), ptx::pack<features.dtype>(value, next));
       return check == check;
     }
   }
 
   /// The pieces that this block has been sent.
-  __device__ __forceinline__ void merge_received(const float* received) const {
+  __device__ __forceinline__ static void merge_received(const Rows& out, const float* received) {
     ptx::path<"decode/sm90 merged in a cluster">();
-    const Share share = share_of(item);
-    const int pieces = num_rows() * row_pieces;
-    int piece = share.rank + (warp << share.shift);
+    const Share share = share_of(out.item);
+    const int pieces = out.num_rows() * row_pieces;
+    int piece = share.rank + (out.warp << share.shift);
     if (share.rank >> share.shift != 0 || piece >= pieces) return;
-    ptx::cluster_mbarrier_wait(storage.mailbox.received, 0);
+    ptx::cluster_mbarrier_wait(out.storage.mailbox.received, 0);
     const unsigned from = ptx::shared_address(received);
 #pragma unroll 1
     for (; piece < pieces; piece += warps << share.shift) {
       const int row = piece / row_pieces, slot = share.slot_of(piece, 0);
       Pair own{{-tile::infinity, 0}};  // of this lane's part
-      const int part = lane % part_lanes;
+      const int part = out.lane % part_lanes;
       if (part < share.parts) own = ptx::load_shared<Pair>(from + 4 * (statistics_offset + 2 * (slot + part)));
       float max = own[0];
 #pragma unroll
@@ -150,12 +153,12 @@ struct ClusterMerge : MergeParts<config> {
 #pragma unroll
       for (int step = 1; step < part_lanes; step *= 2) sum += ptx::shuffle_xor(sum, step);
       float lse;
-      const Row place = row_of(row);
-      const float factor = finish_row(place, max, sum, lse);
-      if (piece % row_pieces == 0 && lane == 0) write_lse(place, lse);
+      const Row place = out.row_of(row);
+      const float factor = out.finish_row(place, max, sum, lse);
+      if (piece % row_pieces == 0 && out.lane == 0) out.write_lse(place, lse);
       bool finite = true;
 #pragma unroll 1
-      for (int begin = lane_columns * lane; begin < piece_columns; begin += 32 * lane_columns) {
+      for (int begin = lane_columns * out.lane; begin < piece_columns; begin += 32 * lane_columns) {
         using Columns = ptx::Vector<float, lane_columns>;
         Columns total{};
 #pragma unroll
@@ -166,10 +169,10 @@ struct ClusterMerge : MergeParts<config> {
 #pragma unroll
           for (int c = 0; c < lane_columns; ++c) total[c] = ptx::fma(part_factor, value[c], total[c]);
         }
-        finite = write_columns(place, piece % row_pieces * 32 + begin, total, factor) && finite;
+        finite = write_columns(out, place, piece % row_pieces * 32 + begin, total, factor) && finite;
       }
       if constexpr (repairs_rows) {
-        if (ptx::any(!finite)) repair(place, lse);
+        if (ptx::any(!finite)) out.repair(place, lse);
       }
     }
   }

@@ -1,11 +1,16 @@
 #pragma once
 
-// The two products of decode/sm80 with K and V in 8 bits, which become 16-bit elements in registers.
+// The consumer warps of a decode kernel: the two products of a KV block by mma.sync, and the online softmax between them.
+// Each warp has its own keys of every block, and its own online maximum over them.
 //
-// ldmatrix moves pairs of bytes. As it reads K, a lane gets four neighbouring columns of a key, 4t to 4t + 3 of 16; the
-// products take them as columns 2t, 2t + 1, 2t + 8 and 2t + 9, and Q is in the same order. As it transposes V, a lane
-// gets columns 2g and 2g + 1 of keys 2t and 2t + 1: a block of eight even columns and one of eight odd ones. Each element
-// of O has the sum that it always has; which column it is, Finish knows.
+//   for each KV block of the run:                                                            take
+//     at the beginning of an item: Q -> shared -> registers                                   load_Q
+//     wait for K;  S = Q K^T;  K is read;  P = softmax step                                    attend
+//     wait for V;  O = O * rescale + P V;  V is read
+//     at the end of an item, or of the run: all warps' O, maxima and sums together            finish.cuh
+//
+// Who loads the tiles differs: decode/sm80.cuh, decode/sm90.cuh. A Gate synchronises a warp with the loads of a stage:
+// K_ready() and V_ready() wait for them, K_read() and V_read() say that the stage may be filled again.
 
 #include "decode/scores.cuh"
 #include "decode/shape.cuh"
@@ -17,6 +22,13 @@
 namespace flash_attention::decode {
 
 using namespace abi;
+
+// The two products of decode/sm80 with K and V in 8 bits, which become 16-bit elements in registers.
+//
+// ldmatrix moves pairs of bytes. As it reads K, a lane gets four neighbouring columns of a key, 4t to 4t + 3 of 16; the
+// products take them as columns 2t, 2t + 1, 2t + 8 and 2t + 9, and Q is in the same order. As it transposes V, a lane
+// gets columns 2g and 2g + 1 of keys 2t and 2t + 1: a block of eight even columns and one of eight odd ones. Each element
+// of O has the sum that it always has; which column it is, Finish knows.
 
 /// S += Q K^T. load_Q(A, step) brings 16 columns of Q, load_codes(codes, n, step) 16 keys, columns of step and step + 1.
 template <Type code, Type type, int steps, int blocks, typename LoadQ, typename LoadCodes>
@@ -66,14 +78,27 @@ __device__ __forceinline__ void add_codes(float (&O)[1][blocks][4], const float 
   }
 }
 
-// Q of an item of a decode kernel: from memory to shared memory, from there to registers where they suffice.
-
 template <ForwardConfig config>
-struct Queries : ConsumerShape<config> {
+struct Consumer {
   using Shape = ConsumerShape<config>;
-  using Shape::features, Shape::layout, Shape::threads, Shape::warp_keys, Shape::dim, Shape::narrow, Shape::q_steps,
-      Shape::Q_in_registers;
-  using typename Shape::Element, typename Shape::QTile, typename Shape::SharedStorage;
+  using KTile = typename Shape::KTile;
+  using VTile = typename Shape::VTile;
+  using QTile = typename Shape::QTile;
+  using Element = typename Shape::Element;
+  using Finish = typename Shape::Finish;
+  using SharedStorage = typename Shape::SharedStorage;
+  static constexpr Features features = config.features;
+  static constexpr Type type = features.dtype, code = Shape::code;
+  static constexpr DecodeLayout layout{config};
+  static constexpr int block_kv = config.block_kv, stages = config.num_stages, threads = Shape::threads;
+  static constexpr int warp_keys = Shape::warp_keys, dim = Shape::dim, dim_v = Shape::dim_v, q_steps = Shape::q_steps;
+  static constexpr bool narrow = Shape::narrow, Q_in_registers = Shape::Q_in_registers;
+
+  static constexpr int chunks = dim / 8;
+  using Chunk = ptx::Vector<unsigned, 4>;
+  /// Q of an item is prefetched while the item before ends, if registers allow it.
+  static constexpr int own_chunks = tile::ceil_div(QTile::rows * chunks, threads);
+  static constexpr bool fetches_early = config.producer_warp && own_chunks <= 2 && tile::Score<features>::linear;
 
   const AttentionArgs& args;
   SharedStorage& storage;
@@ -84,15 +109,54 @@ struct Queries : ConsumerShape<config> {
   const unsigned Q_smem = ptx::shared_address(&storage.Q);
   unsigned Q[Q_in_registers ? q_steps : 1][4];
 
-  __device__ __forceinline__ Queries(const AttentionArgs& arguments, SharedStorage& shared)
-      : args(arguments), storage(shared) {}
-
-  static constexpr int chunks = dim / 8;
-  using Chunk = ptx::Vector<unsigned, 4>;
-  /// Q of an item is prefetched while the item before ends, if registers allow it.
-  static constexpr int own_chunks = tile::ceil_div(QTile::rows * chunks, threads);
-  static constexpr bool fetches_early = config.producer_warp && own_chunks <= 2 && tile::Score<features>::linear;
   Chunk fetched[fetches_early ? own_chunks : 1];
+
+  const unsigned stage_smem = ptx::shared_address(&storage.stage);
+  const Run<config> run;
+  const Parts<config> parts{args};
+  Cursor<config> cursor = run.start;
+  int item_begin = run.begin, item_tile = cursor.tile;  // of this block's part of the item
+  bool same_rows = false;                               // as of the item before
+  bool same_item = false;                               // another split of it
+
+  float O[1][dim_v / 8][4];
+  tile::RowState rows;
+  float k_scale = 1;  // of the item's key head
+
+  __device__ __forceinline__ Consumer(const AttentionArgs& arguments, SharedStorage& shared,
+                                      const Run<config>& run_of_block)
+      : args(arguments), storage(shared), run(run_of_block) {
+    if constexpr (fetches_early) fetch_Q(cursor.item);
+  }
+
+  // -- Q of an item: to shared memory, from there to registers if they suffice -------------------------------------------
+
+  /// Eight columns of a row; rows that do not exist are zero.
+  __device__ __forceinline__ Chunk chunk_of(const Item<config>& item, const tile::Sequence& sequence, int index) const {
+    const int row = index / chunks, chunk = index % chunks, packed = item.row_tile * config.block_q + row;
+    const int query = packed / config.group, head_idx = item.kv_head_idx * config.group + packed % config.group;
+    if (row >= config.block_q || query >= sequence.rows_q || chunk * 8 >= config.head_dim) return {};
+    const auto* from = tile::query_rows<const Element, features>(args.Q, sequence, head_idx).row(query) + chunk * 8;
+    return ptx::load_readonly(reinterpret_cast<const Chunk*>(from));
+  }
+
+  __device__ __forceinline__ void read_Q(unsigned (&A)[4], int step) const {
+    ptx::ldmatrix_x4(A, QTile::step(tile::a_address<QTile>(Q_smem, warp_row, lane), 2 * step));
+  }
+
+  /// Eight columns of a row of Q. K in 8 bits comes with four neighbouring columns to a lane, 4t to 4t + 3 of each 16,
+  /// which the products take as columns 2t, 2t + 1, 2t + 8 and 2t + 9: so Q is laid out in that order, too.
+  __device__ __forceinline__ void store_Q(int row, int chunk, const ptx::Vector<unsigned, 4>& values) const {
+    if constexpr (narrow) {
+#pragma unroll
+      for (int word = 0; word < 4; ++word) {
+        const int pair = chunk % 2 * 4 + word, to = pair % 2 * 4 + pair / 2;
+        ptx::store_shared(Q_smem + QTile::offset(row, chunk / 2 * 2 + to / 4) + to % 4 * 4, values[word]);
+      }
+    } else {
+      ptx::store_shared(Q_smem + QTile::offset(row, chunk), values);
+    }
+  }
 
   __device__ __forceinline__ void fetch_Q(const Item<config>& item) {
     const tile::Sequence sequence = tile::make_sequence<features>(args, item.batch_idx);
@@ -137,73 +201,7 @@ struct Queries : ConsumerShape<config> {
     }
   }
 
- private:
-  /// Eight columns of a row; rows that do not exist are zero.
-  __device__ __forceinline__ Chunk chunk_of(const Item<config>& item, const tile::Sequence& sequence, int index) const {
-    const int row = index / chunks, chunk = index % chunks, packed = item.row_tile * config.block_q + row;
-    const int query = packed / config.group, head_idx = item.kv_head_idx * config.group + packed % config.group;
-    if (row >= config.block_q || query >= sequence.rows_q || chunk * 8 >= config.head_dim) return {};
-    const auto* from = tile::query_rows<const Element, features>(args.Q, sequence, head_idx).row(query) + chunk * 8;
-    return ptx::load_readonly(reinterpret_cast<const Chunk*>(from));
-  }
-
-  __device__ __forceinline__ void read_Q(unsigned (&A)[4], int step) const {
-    ptx::ldmatrix_x4(A, QTile::step(tile::a_address<QTile>(Q_smem, warp_row, lane), 2 * step));
-  }
-
-  /// Eight columns of a row of Q. K in 8 bits comes with four neighbouring columns to a lane, 4t to 4t + 3 of each 16,
-  /// which the products take as columns 2t, 2t + 1, 2t + 8 and 2t + 9: so Q is laid out in that order, too.
-  __device__ __forceinline__ void store_Q(int row, int chunk, const ptx::Vector<unsigned, 4>& values) const {
-    if constexpr (narrow) {
-#pragma unroll
-      for (int word = 0; word < 4; ++word) {
-        const int pair = chunk % 2 * 4 + word, to = pair % 2 * 4 + pair / 2;
-        ptx::store_shared(Q_smem + QTile::offset(row, chunk / 2 * 2 + to / 4) + to % 4 * 4, values[word]);
-      }
-    } else {
-      ptx::store_shared(Q_smem + QTile::offset(row, chunk), values);
-    }
-  }
-};
-
-// The consumer warps of a decode kernel: the two products of a KV block by mma.sync, and the online softmax between them.
-// Each warp has its own keys of every block, and its own online maximum over them.
-//
-//   for each KV block of the run:                                                            take
-//     at the beginning of an item: Q -> shared -> registers                                   Queries
-//     wait for K;  S = Q K^T;  K is read;  P = softmax step                                    attend
-//     wait for V;  O = O * rescale + P V;  V is read
-//     at the end of an item, or of the run: all warps' O, maxima and sums together            finish.cuh
-//
-// Who loads the tiles differs: decode/sm80.cuh, decode/sm90.cuh. A Gate synchronises a warp with the loads of a stage:
-// K_ready() and V_ready() wait for them, K_read() and V_read() say that the stage may be filled again.
-
-template <ForwardConfig config>
-struct Consumer : Queries<config> {
-  using Base = Queries<config>;
-  using Base::args, Base::storage, Base::lane, Base::warp, Base::warp_row, Base::warp_key, Base::place, Base::fetch_Q,
-      Base::load_Q, Base::take_Q;
-  using Base::features, Base::type, Base::layout, Base::block_kv, Base::warp_keys, Base::dim_v, Base::code, Base::narrow,
-      Base::q_steps;
-  using typename Base::KTile, typename Base::VTile, typename Base::Finish, typename Base::SharedStorage;
-
-  const unsigned stage_smem = ptx::shared_address(&storage.stage);
-  const Run<config> run;
-  const Parts<config> parts{args};
-  Cursor<config> cursor = run.start;
-  int item_begin = run.begin, item_tile = cursor.tile;  // of this block's part of the item
-  bool same_rows = false;                               // as of the item before
-  bool same_item = false;                               // another split of it
-
-  float O[1][dim_v / 8][4];
-  tile::RowState rows;
-  float k_scale = 1;  // of the item's key head
-
-  __device__ __forceinline__ Consumer(const AttentionArgs& arguments, SharedStorage& shared,
-                                      const Run<config>& run_of_block)
-      : Base(arguments, shared), run(run_of_block) {
-    if constexpr (Base::fetches_early) fetch_Q(cursor.item);
-  }
+  // -- products and softmax ---------------------------------------------------------------------------------------------
 
   /// Of a score in its units to powers of two.
   __device__ __forceinline__ float scale_log2() const {
@@ -296,7 +294,7 @@ struct Consumer : Queries<config> {
     if (position == item_begin) {
       start(cursor.item);
       // The counts of the items that this block may share, while its first tiles are in flight.
-      if (!Finish::in_cluster && Finish::shares_items && position == run.begin && threadIdx.x == 0) {
+      if (!Finish::Cluster::in_cluster && Finish::Rows::shares_items && position == run.begin && threadIdx.x == 0) {
         parts.prepare(static_cast<int>(blockIdx.x));
         parts.prepare(run.first_block());
       }
@@ -304,15 +302,15 @@ struct Consumer : Queries<config> {
     attend(item_tile + position - item_begin, stage, gate);
     const int count = position + 1 - item_begin;
     if (item_tile + count < storage.item.split_end(item_tile) && position + 1 < run.end) return;
-    const Finish finish{args, storage.finish, storage.sequence, storage.item};
+    const Finish finish{{args, storage.finish, storage.sequence, storage.item}};
     const int tile = item_tile, begin = item_begin;
     cursor = {storage.item, tile + count - 1};  // kept there meanwhile, and after finish() another's
     // What the blocks of a cluster send comes where tiles were, or to a stage that had none.
-    const int free_stage = Finish::in_cluster && Finish::has_free_stage(storage.item) ? Base::stages - 1 : 0;
+    const int free_stage = Finish::Cluster::in_cluster && Finish::Cluster::has_free_stage(storage.item) ? stages - 1 : 0;
     auto* received = reinterpret_cast<float*>(&storage.stage[free_stage]);
-    if constexpr (!Base::fetches_early) finish(run, parts, tile, count, begin, rows, O, scale_log2(), received);
+    if constexpr (!fetches_early) finish(run, parts, tile, count, begin, rows, O, scale_log2(), received);
     if constexpr (config.item_blocks == 0) next_item(position, count);
-    if constexpr (Base::fetches_early) finish(run, parts, tile, count, begin, rows, O, scale_log2(), received);
+    if constexpr (fetches_early) finish(run, parts, tile, count, begin, rows, O, scale_log2(), received);
   }
 
   /// From the end of an item, or of a split of it, to the next; if registers allow it Q comes while this one ends.
@@ -322,7 +320,7 @@ struct Consumer : Queries<config> {
     item_begin = position + 1;
     if (item_begin < run.end) {
       cursor.next(args);
-      if (Base::fetches_early && (config.split_tiles == 0 || !same_item)) fetch_Q(cursor.item);
+      if (fetches_early && (config.split_tiles == 0 || !same_item)) fetch_Q(cursor.item);
     }
     item_tile = cursor.tile;
     same_rows = cursor.item.batch_idx == batch_idx && cursor.item.row_tile == row_tile;
@@ -356,7 +354,7 @@ struct Consumer : Queries<config> {
     }
     float rescale[2];
     rows.template update<0, true>(S[0], scale_log2(), rescale);
-    if constexpr (features.token_scales) scale_columns<Finish::P_scale>(S, storage.scales[stage] + block_kv);
+    if constexpr (features.token_scales) scale_columns<Finish::Rows::P_scale>(S, storage.scales[stage] + block_kv);
     gate.V_ready();
     if constexpr (config.producer_warp) clear_unseen_values(kv_begin, seen, V_smem(stage));
     add_values(S, rescale, V_smem(stage), tile_idx < item_tile + config.key_groups);

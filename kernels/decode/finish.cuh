@@ -14,13 +14,18 @@
 namespace flash_attention::decode {
 
 template <ForwardConfig config>
-struct Finish : ClusterMerge<config> {
-  using Base = ClusterMerge<config>;
-  using Base::features, Base::layout, Base::warps, Base::columns, Base::dim_v, Base::narrow, Base::repairs_rows;
-  using Base::num_rows, Base::row_of, Base::finish_row, Base::write_lse, Base::write_four, Base::repair, Base::merge,
-      Base::in_cluster, Base::announce, Base::send, Base::merge_received;
-  using Base::storage, Base::item, Base::thread, Base::lane, Base::warp;
-  using typename Base::Four, typename Base::Pair, typename Base::Row;
+struct Finish {
+  using Rows = FinishRows<config>;
+  using Cluster = ClusterMerge<config>;
+  using Row = typename Rows::Row;
+  using Four = typename Rows::Four;
+  using Pair = typename Rows::Pair;
+  static constexpr Features features = config.features;
+  static constexpr DecodeLayout layout{config};
+  static constexpr int warps = Rows::warps, columns = Rows::columns, dim_v = Rows::dim_v;
+  static constexpr bool narrow = Rows::narrow, repairs_rows = Rows::repairs_rows;
+
+  const Rows out;  // where the rows go
 
   /// Maximum and sum of a row over the warps that share its keys, and each warp's factor.
   struct Total {
@@ -30,7 +35,7 @@ struct Finish : ClusterMerge<config> {
   };
   __device__ __forceinline__ Total total_of(int row) const {
     Total total;
-    const unsigned from = ptx::shared_address(&storage.statistics[row]);
+    const unsigned from = ptx::shared_address(&out.storage.statistics[row]);
 #pragma unroll
     for (int k = 0; k < layout.key_warps; ++k) total.max = ptx::max(total.max, ptx::load_shared<float>(from + 8 * k));
     const float reference = total.max == -tile::infinity ? 0 : total.max;
@@ -45,13 +50,13 @@ struct Finish : ClusterMerge<config> {
 
   /// Maximum and sum of the warp's rows, for total_of().
   __device__ __forceinline__ void share_statistics(const tile::RowState& rows, float scale_log2) const {
-    const int first = warp % layout.row_warps * 16 + lane / 4;
+    const int first = out.warp % layout.row_warps * 16 + out.lane / 4;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const float sum = tile::reduce_quad(rows.sum[half], [](float a, float b) { return a + b; });
-      if (lane % 4 != 0) continue;
+      if (out.lane % 4 != 0) continue;
       const float max = rows.max[half] == -tile::infinity ? -tile::infinity : rows.max[half] * scale_log2;
-      storage.statistics[first + 8 * half][warp / layout.row_warps] = Pair{{max, sum}};
+      out.storage.statistics[first + 8 * half][out.warp / layout.row_warps] = Pair{{max, sum}};
     }
   }
 
@@ -72,11 +77,11 @@ struct Finish : ClusterMerge<config> {
   /// Columns [begin, begin + columns) of the warp's rows.
   template <typename E, int begin>
   __device__ __forceinline__ void share_columns(const float (&O)[1][dim_v / 8][4]) const {
-    const tile::LanePlace place(lane);
+    const tile::LanePlace place(out.lane);
     if (E::rows < 8 && place.row >= E::rows) return;
     constexpr int halves = E::rows > 8 ? 2 : 1;
     if constexpr (narrow) {  // blocks 2c and 2c + 1 are the even and the odd ones of columns 16c to 16c + 15
-      const unsigned to = ptx::shared_address(&storage.O[E::offset(warp, place.row, 2 * place.column)]);
+      const unsigned to = ptx::shared_address(&out.storage.O[E::offset(out.warp, place.row, 2 * place.column)]);
 #pragma unroll
       for (int n = begin / 8; n < tile::min(dim_v, begin + E::columns) / 8; n += 2) {
 #pragma unroll
@@ -88,7 +93,7 @@ struct Finish : ClusterMerge<config> {
       }
       return;
     }
-    const unsigned to = ptx::shared_address(&storage.O[E::offset(warp, place.row, place.column)]);
+    const unsigned to = ptx::shared_address(&out.storage.O[E::offset(out.warp, place.row, place.column)]);
 #pragma unroll
     for (int n = begin / 8; n < tile::min(dim_v, begin + E::columns) / 8; ++n) {
 #pragma unroll
@@ -100,7 +105,7 @@ struct Finish : ClusterMerge<config> {
   template <typename E>
   __device__ __forceinline__ Four add_up(const Total& total, int row, int column) const {
     Four sum{};
-    const unsigned from = ptx::shared_address(&storage.O[E::offset(row / 16, row % 16, column)]);
+    const unsigned from = ptx::shared_address(&out.storage.O[E::offset(row / 16, row % 16, column)]);
 #pragma unroll
     for (int k = 0; k < layout.key_warps; ++k) {
       const auto four = ptx::load_shared<Four>(from + 4 * E::offset(k * layout.row_warps, 0, 0));
@@ -118,17 +123,17 @@ struct Finish : ClusterMerge<config> {
       if (begin != 0) ptx::path<"decode/sm80 more columns">();
       share_columns<E, begin>(O);
       sync_consumers<config>();  // the columns, and at first the statistics, are ready
-      if constexpr (in_cluster && begin == 0) announce();
-      const int rows = num_rows(), column = begin + lane % E::lanes_of_row * 4;
-      for (int first = warp * E::rows_at_once; first < rows; first += warps * E::rows_at_once) {
-        const int row = first + lane / E::lanes_of_row;
+      if constexpr (Cluster::in_cluster && begin == 0) Cluster::announce(out);
+      const int rows = out.num_rows(), column = begin + out.lane % E::lanes_of_row * 4;
+      for (int first = out.warp * E::rows_at_once; first < rows; first += warps * E::rows_at_once) {
+        const int row = first + out.lane / E::lanes_of_row;
         const bool leads = begin == 0 && column == 0 && row < rows;
         const bool has_column = row < rows && column < tile::min(begin + E::columns, config.head_dim_v);
         const Total total = total_of(row);
         const Four sum = has_column ? add_up<E>(total, row, column - begin) : Four{};
-        if constexpr (in_cluster) {  // whole pieces: columns that do not exist are zero
+        if constexpr (Cluster::in_cluster) {  // whole pieces: columns that do not exist are zero
           if (row < rows && column < tile::min(begin + E::columns, tile::round_up(config.head_dim_v, 32)))
-            send(part, row, column, sum, Pair{{total.max, total.sum}});
+            Cluster::send(out, part, row, column, sum, Pair{{total.max, total.sum}});
           continue;
         }
         if (part != nullptr) {
@@ -138,15 +143,15 @@ struct Finish : ClusterMerge<config> {
           continue;
         }
         float lse;
-        const Row place = row_of(tile::min(row, rows - 1));
-        const float factor = finish_row(place, total.max, total.sum, lse);
-        if (leads) write_lse(place, lse);
-        const bool finite = !has_column || write_four(place, column, sum, factor);
+        const Row place = out.row_of(tile::min(row, rows - 1));
+        const float factor = out.finish_row(place, total.max, total.sum, lse);
+        if (leads) out.write_lse(place, lse);
+        const bool finite = !has_column || out.write_four(place, column, sum, factor);
         if constexpr (repairs_rows) {
 #pragma unroll 1
           for (int u = 0; u < E::rows_at_once; ++u) {
-            if (ptx::any(!finite && lane / E::lanes_of_row == u))
-              repair(row_of(first + u), ptx::shuffle(lse, u * E::lanes_of_row));
+            if (ptx::any(!finite && out.lane / E::lanes_of_row == u))
+              out.repair(out.row_of(first + u), ptx::shuffle(lse, u * E::lanes_of_row));
           }
         }
       }
@@ -161,7 +166,7 @@ struct Finish : ClusterMerge<config> {
     constexpr int few = layout.warp_rows / 2;
     constexpr bool worth_it = config.producer_warp && tile::Score<features>::linear && config.group <= few;
     if constexpr (worth_it && columns == 64 && config.head_dim_v > 64) {
-      if (num_rows() <= few) {
+      if (out.num_rows() <= few) {
         ptx::path<"decode/sm90 few rows">();
         return collect<Exchange<few, 128>>(O, parts, part);
       }
@@ -175,14 +180,14 @@ struct Finish : ClusterMerge<config> {
                                              int position, const tile::RowState& rows, const float (&O)[1][dim_v / 8][4],
                                              float scale_log2, float* received) const {
     share_statistics(rows, scale_log2);
-    if constexpr (in_cluster) {
+    if constexpr (Cluster::in_cluster) {
       collect_all(O, parts, received);
-      return merge_received(received);
+      return Cluster::merge_received(out, received);
     }
-    if constexpr (!Base::shares_items) return collect_all(O, parts, nullptr);
-    const int start = position - (tile - item.first_tile);
+    if constexpr (!Rows::shares_items) return collect_all(O, parts, nullptr);
+    const int start = position - (tile - out.item.first_tile);
     if constexpr (config.split_tiles > 0) return end_split(run.shares, parts, start, tile, O);
-    const bool begins = tile == item.first_tile, ends = tile + count == item.end_tile;
+    const bool begins = tile == out.item.first_tile, ends = tile + count == out.item.end_tile;
     const int first = begins ? static_cast<int>(blockIdx.x) : run.first_block_of(start);
     const int own = static_cast<int>(blockIdx.x) - first;
     const bool whole = begins && ends;
@@ -193,12 +198,12 @@ struct Finish : ClusterMerge<config> {
     }
     ptx::path<"decode/sm80 part of an item">();
     // The barrier at the end of collect() orders everyone's writes before the arrival.
-    const int blocks = run.blocks_of(item, first, start);
-    if (thread == 0) storage.is_last = parts.arrive(first, blocks);
+    const int blocks = run.blocks_of(out.item, first, start);
+    if (out.thread == 0) out.storage.is_last = parts.arrive(first, blocks);
     sync_consumers<config>();  // everyone knows, and sees what thread 0 has seen
-    if (storage.is_last) {
+    if (out.storage.is_last) {
       ptx::path<"decode/sm80 merged parts">();
-      merge(parts, 0, blocks, [&](int x) { return parts.slot_of(first, x); });
+      merge_parts(out, parts, 0, blocks, [&](int x) { return parts.slot_of(first, x); });
     }
     sync_consumers<config>();  // is_last and the factors have been read
   }
@@ -206,22 +211,24 @@ struct Finish : ClusterMerge<config> {
   /// The end of the split that `tile` begins, of an item whose first tile is tile `start` of all.
   __device__ __forceinline__ void end_split(const Shares& shares, const Parts<config>& parts, int start, int tile,
                                             const float (&O)[1][dim_v / 8][4]) const {
-    const int first = item.split_of(item.first_tile), last = item.split_of(item.end_tile - 1), own = item.split_of(tile);
-    collect_all(O, parts, first == last ? nullptr : parts.at(parts.slot_of_split(shares, item, start, own)));
+    const int first = out.item.split_of(out.item.first_tile), last = out.item.split_of(out.item.end_tile - 1),
+              own = out.item.split_of(tile);
+    collect_all(O, parts, first == last ? nullptr : parts.at(parts.slot_of_split(shares, out.item, start, own)));
     if (first == last) return;
     // The block's splits of an item arrive together, with the last of them.
-    const int block = static_cast<int>(blockIdx.x), origin = start - item.first_tile;  // of tile 0 of the keys
+    const int block = static_cast<int>(blockIdx.x), origin = start - out.item.first_tile;  // of tile 0 of the keys
     if (own != last && shares.block_of(origin + (own + 1) * config.split_tiles) == block) return;
     // The barrier at the end of collect() orders everyone's writes before the arrival.
     const int first_block = shares.block_of(start), last_block = shares.block_of(origin + last * config.split_tiles);
-    if (thread == 0) {
+    if (out.thread == 0) {
       const int own_first =
           block == first_block ? first : tile::ceil_div(shares.begin_of(block) - origin, config.split_tiles);
-      storage.is_last = first_block == last_block || parts.arrive(first_block, last - first + 1, own - own_first + 1);
+      out.storage.is_last = first_block == last_block || parts.arrive(first_block, last - first + 1, own - own_first + 1);
     }
     sync_consumers<config>();  // everyone knows, and sees what thread 0 has seen
-    if (storage.is_last)
-      merge(parts, first, last + 1, [&](int split) { return parts.slot_of_split(shares, item, start, split); });
+    if (out.storage.is_last)
+      merge_parts(out, parts, first, last + 1,
+                  [&](int split) { return parts.slot_of_split(shares, out.item, start, split); });
     sync_consumers<config>();  // is_last and the factors have been read
   }
 };

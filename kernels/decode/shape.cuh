@@ -36,7 +36,7 @@ struct ConsumerShape {
       VTile V;
     } stage[stages];
     QTile Q;
-    typename Finish::SharedStorage finish;
+    typename FinishRows<config>::SharedStorage finish;
     // The same for all threads, and read now and then: no place for registers.
     Cursor<config> loading[config.producer_warp ? 1 : config.num_warps];  // decode/sm80.cuh
     Item<config> item;                                                    // that is worked on
@@ -48,7 +48,8 @@ struct ConsumerShape {
     alignas(16) float scales[features.token_scales ? stages : 1][features.token_scales ? 2 * block_kv : 4];
   };
   static_assert(sizeof(SharedStorage) <= layout.shared_bytes);
-  static_assert(!Finish::in_cluster || Finish::received_bytes <= static_cast<int>(sizeof(SharedStorage::stage)));
+  static_assert(!ClusterMerge<config>::in_cluster ||
+                ClusterMerge<config>::received_bytes <= static_cast<int>(sizeof(SharedStorage::stage)));
 };
 
 }  // namespace flash_attention::decode

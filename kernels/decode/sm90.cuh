@@ -186,7 +186,7 @@ struct DecodeSm90 {
   }
 
   __device__ __forceinline__ void produce(int warp, const decode::Run<config>& run) const {
-    Consumer::Finish::arrive();
+    Consumer::Finish::Cluster::arrive();
     if (warp >= 2 * sharers || run.begin == run.end) return;
     __syncwarp();  // the barriers are initialised
     if constexpr (sharers > 1) ptx::barrier_sync_apart(barrier_sharers + warp % 2, 32 * sharers);
@@ -195,9 +195,9 @@ struct DecodeSm90 {
   }
 
   __device__ __forceinline__ void consume(const decode::Run<config>& run) const {
-    if (run.begin == run.end) return Consumer::Finish::arrive();
+    if (run.begin == run.end) return Consumer::Finish::Cluster::arrive();
     Consumer consumer(args, storage, run);
-    Consumer::Finish::prepare(storage.finish.mailbox, args, run.start.item);
+    Consumer::Finish::Cluster::prepare(storage.finish.mailbox, args, run.start.item);
     ptx::barrier_sync(barrier_ready, all_threads);  // the barriers are initialised
     Gate gate{barriers, tile::PipelineState<stages>{0}};
 #pragma unroll 1

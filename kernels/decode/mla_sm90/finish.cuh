@@ -11,7 +11,7 @@ namespace flash_attention::mla {
 
 template <ForwardConfig config>
 struct Finish {
-  using Base = decode::MergeParts<config>;
+  using Rows = decode::FinishRows<config>;
   using Pair = ptx::Vector<float, 2>;
   using Values = float[mla_head_dim_v / 4];  // half of the columns of 64 rows, over a warpgroup
   using Scales = float[2];                   // of a thread's rows: scores to exponents of two
@@ -22,7 +22,7 @@ struct Finish {
   int first_row;  // of a thread; the other is 8 further
   int first_column;
   int thread = ptx::registers_fresh(static_cast<int>(threadIdx.x));  // not kept through the products
-  Base base{args, shared.finish, shared.sequence, shared.cursor.item, thread, thread % 32, thread / 32};
+  Rows rows_of_item{args, shared.finish, shared.sequence, shared.cursor.item, thread, thread % 32, thread / 32};
 
   __device__ __forceinline__ Finish(const AttentionArgs& arguments, SharedStorage<config>& storage, int wg, int row,
                                     int column)
@@ -60,14 +60,14 @@ struct Finish {
         // The word of a block that is not the first of the item, nor its last: no other item needs it.
         if (!arrive(parts, begin == 0 ? first + 1 : first + begin, end - begin)) return;
         ptx::path<"decode/mla_sm90 merged group">();
-        base.template merge<true>(parts, begin, end, [&](int x) { return parts.slot_of(first, x); });
+        decode::merge_parts<true>(rows_of_item, parts, begin, end, [&](int x) { return parts.slot_of(first, x); });
         sync();  // everyone's writes come before the arrival
       }
     }
     const int groups = tile::ceil_div(blocks, group);
     if (!arrive(parts, first, groups)) return;
     ptx::path<"decode/mla_sm90 merged parts">();
-    base.merge(parts, 0, groups, [&](int x) { return parts.slot_of(first, x * group); });
+    decode::merge_parts(rows_of_item, parts, 0, groups, [&](int x) { return parts.slot_of(first, x * group); });
     sync();  // is_last and the factors have been read
   }
 
@@ -90,7 +90,7 @@ struct Finish {
       const float sum = tile::reduce_quad(rows.sum[half], [](float a, float b) { return a + b; });
       const int row = first_row + 8 * half;
       if (threadIdx.x % 4 == 0) shared.sum[warpgroup][row] = sum;
-      if (Base::repairs_rows && threadIdx.x % 4 == 0 && warpgroup == 0) shared.not_finite[row] = 0;
+      if (Rows::repairs_rows && threadIdx.x % 4 == 0 && warpgroup == 0) shared.not_finite[row] = 0;
     }
   }
   __device__ __forceinline__ static float max_log2(const tile::RowState& rows, int half, const Scales& scales) {
@@ -103,7 +103,7 @@ struct Finish {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = first_row + 8 * half;
-      if (row >= base.num_rows()) continue;
+      if (row >= rows_of_item.num_rows()) continue;
       float* to = part + decode::Parts<config>::value_offset(row) + first_column;
 #pragma unroll
       for (int n = 0; n < mla_head_dim_v / 16; ++n) {
@@ -121,21 +121,21 @@ struct Finish {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = first_row + 8 * half;
-      if (row >= base.num_rows()) continue;
-      const auto place = base.row_of(row);
+      if (row >= rows_of_item.num_rows()) continue;
+      const auto place = rows_of_item.row_of(row);
       float lse;
-      const float factor = base.finish_row(place, max_log2(rows, half, scales), sum_of(row), lse);
+      const float factor = rows_of_item.finish_row(place, max_log2(rows, half, scales), sum_of(row), lse);
       if (warpgroup == 0 && threadIdx.x % 4 == 0 && args.lse != nullptr) {
         constexpr Features features = config.features;
         args.lse[tile::statistics_offset<features>(args, shared.sequence, place.head_idx) + place.query] = lse;
       }
-      if (Base::repairs_rows && warpgroup == 0 && threadIdx.x % 4 == 0) shared.lse[row] = lse;
+      if (Rows::repairs_rows && warpgroup == 0 && threadIdx.x % 4 == 0) shared.lse[row] = lse;
       factors[half] = factor;
     }
     stage_output(O, factors);
     __syncwarp();  // a warp writes its own rows of its warpgroup's columns
     copy_output();
-    if constexpr (Base::repairs_rows) repair();
+    if constexpr (Rows::repairs_rows) repair();
   }
 
   /// O of this warpgroup in 16 bits, where Q was: in the layout of its panels.
@@ -162,11 +162,11 @@ struct Finish {
     const unsigned from = ptx::shared_address(&shared.Q) + warpgroup * panels_of_half * StageTile::panel_bytes;
 #pragma unroll 2
     for (int row = begin; row < begin + 16; ++row) {
-      if (row >= base.num_rows()) continue;
+      if (row >= rows_of_item.num_rows()) continue;
       const auto values = ptx::load_shared<Chunk>(from + StageTile::offset(row, lane));
-      auto* to = base.output(base.row_of(row)) + warpgroup * (mla_head_dim_v / 2) + 8 * lane;
+      auto* to = rows_of_item.output(rows_of_item.row_of(row)) + warpgroup * (mla_head_dim_v / 2) + 8 * lane;
       ptx::store_global(reinterpret_cast<Chunk*>(to), values);
-      if constexpr (Base::repairs_rows) {
+      if constexpr (Rows::repairs_rows) {
         constexpr unsigned exponent = config.features.dtype == Type::float16 ? 0x7c00u : 0x7f80u;
         bool finite = true;
 #pragma unroll
@@ -181,10 +181,10 @@ struct Finish {
   /// Rows that 0 * NaN has reached, once more.
   __device__ __forceinline__ void repair() const {
     sync();  // the marks are ready, and what is replaced has been written
-    for (int row = base.warp; row < base.num_rows(); row += Base::warps) {
+    for (int row = rows_of_item.warp; row < rows_of_item.num_rows(); row += Rows::warps) {
       if (shared.not_finite[row] == 0) continue;
-      const auto place = base.row_of(row);
-      base.repair(place, shared.lse[row]);
+      const auto place = rows_of_item.row_of(row);
+      rows_of_item.repair(place, shared.lse[row]);
     }
   }
 };

@@ -44,7 +44,7 @@ template <ForwardConfig config>
 struct SharedStorage {
   union {
     StageTile Q;
-    typename decode::MergeParts<config>::SharedStorage finish;  // at the end of an item, which needs no Q
+    typename decode::FinishRows<config>::SharedStorage finish;  // at the end of an item, which needs no Q
   };
   StageTile stage[mla_stages];  // K; its first panels are V, and its last one becomes P
   ptx::Mbarrier full[mla_stages][parts_of_stage];
