@@ -27,32 +27,32 @@ namespace flash_attention::mla {
 // The warpgroups that attend: what they do with KV blocks of either stage, and one item after another.
 
 template <ForwardConfig config>
-struct Attend : Scoring<config> {
-  using Base = Scoring<config>;
-  using Base::features, Base::type, Base::panel, Base::args, Base::shared;
-  using Base::get_scales, Base::load_Q, Base::modify;
-  using typename Base::Scores;
+struct Attend {
+  static constexpr Features features = config.features;
+  static constexpr Type type = product_type<config>;
+  static constexpr int panel = StageTile::panel_bytes;
+  using Scores = typename Scoring<config>::Scores;
   static constexpr int columns = mla_head_dim_v / 2;  // of a warpgroup
 
+  const Scoring<config> scoring;
   float O[columns / 2];
   tile::RowState rows;
 
-  __device__ __forceinline__ Attend(const AttentionArgs& arguments, SharedStorage<config>& storage)
-      : Base{arguments, storage} {}
+  __device__ __forceinline__ Attend(const AttentionArgs& args, SharedStorage<config>& storage) : scoring{args, storage} {}
 
   /// The beginning of an item.
   __device__ __forceinline__ void start() {
-    load_Q();
+    scoring.load_Q();
     rows = {};
 #pragma unroll
     for (float& value : O) value = 0;
   }
 
   __device__ __forceinline__ const unsigned char* P_tile(int stage) const {
-    return shared.stage[stage].bytes + value_panels * panel;
+    return scoring.shared.stage[stage].bytes + value_panels * panel;
   }
   __device__ __forceinline__ Descriptor V_tile(int stage) const {
-    const unsigned char* V = shared.stage[stage].bytes + Place().warpgroup * panels_of_half * panel;
+    const unsigned char* V = scoring.shared.stage[stage].bytes + Place().warpgroup * panels_of_half * panel;
     return Descriptor(ptx::wgmma_descriptor(V, panel, 1024));
   }
 
@@ -68,7 +68,7 @@ struct Attend : Scoring<config> {
   /// filled again.
   __device__ __forceinline__ void release(int other) const {
     const Place place;
-    if (place.lane == 0) ptx::mbarrier_arrive(shared.empty[place.warpgroup ^ other][place.warpgroup]);
+    if (place.lane == 0) ptx::mbarrier_arrive(scoring.shared.empty[place.warpgroup ^ other][place.warpgroup]);
   }
 
   /// P and what goes with it, for the other warpgroup.
@@ -79,14 +79,14 @@ struct Attend : Scoring<config> {
     const int tile = place.lane / 8, row = 16 * place.warp + tile % 2 * 8 + place.lane % 8;
 #pragma unroll
     for (int step = 0; step < 4; ++step) {
-      auto* to = shared.stage[stage].bytes + value_panels * panel + StageTile::offset(row, 2 * step + tile / 2);
+      auto* to = scoring.shared.stage[stage].bytes + value_panels * panel + StageTile::offset(row, 2 * step + tile / 2);
       ptx::stmatrix_x4(to, P[step][0], P[step][1], P[step][2], P[step][3]);
     }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       if (place.lane % 4 != 0) continue;
-      shared.max[stage][place.row + 8 * half] = rows.max[half];
-      shared.rescale[stage][place.row + 8 * half] = rescale[half];
+      scoring.shared.max[stage][place.row + 8 * half] = rows.max[half];
+      scoring.shared.rescale[stage][place.row + 8 * half] = rescale[half];
     }
     ptx::fence_async_shared();  // the other warpgroup's products read P
     __syncwarp();               // not found by the emulator: bar.arrive wants the lanes of a warp together
@@ -97,9 +97,9 @@ struct Attend : Scoring<config> {
   __device__ __forceinline__ void attend_own(Scores& S, int tile_idx) {
     ptx::wgmma_wait<0>();  // the scores are complete
     ptx::wgmma_pin(reinterpret_cast<float(&)[mla_block_kv / 2]>(S));
-    modify(S, tile_idx);
-    typename Base::Scales scales;
-    get_scales(scales);
+    scoring.modify(S, tile_idx);
+    typename Scoring<config>::Scales scales;
+    scoring.get_scales(scales);
     float rescale[2];
     rows.template update<log2_P_scale<config>, features.bias>(S, scales, rescale);
     unsigned P[4][4];
@@ -128,8 +128,8 @@ struct Attend : Scoring<config> {
     float rescale[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      rescale[half] = shared.rescale[stage][place.row + 8 * half];
-      rows.max[half] = shared.max[stage][place.row + 8 * half];
+      rescale[half] = scoring.shared.rescale[stage][place.row + 8 * half];
+      rows.max[half] = scoring.shared.max[stage][place.row + 8 * half];
       rows.sum[half] *= rescale[half];
     }
     rescale_output(rescale);
@@ -159,16 +159,16 @@ struct Attend : Scoring<config> {
       ptx::wgmma_wait<0>();
       release(1);
     }
-    Base::template issue_scores<0>(S, n);
+    scoring.template issue_scores<0>(S, n);
     ptx::wgmma_wait<1>();  // O is complete
     ptx::wgmma_pin(O);
     if (landed) release(1);
-    Base::template issue_scores<1>(S, n);
-    Base::template issue_scores<2>(S, n);
+    scoring.template issue_scores<1>(S, n);
+    scoring.template issue_scores<2>(S, n);
   }
   __device__ __forceinline__ bool own_landed(int n) const {
-    return ptx::shuffle(static_cast<int>(ptx::mbarrier_test(shared.full[Place().warpgroup][0], n / mla_stages % 2)), 0) !=
-           0;
+    return ptx::shuffle(static_cast<int>(ptx::mbarrier_test(scoring.shared.full[Place().warpgroup][0], n / mla_stages % 2)),
+                        0) != 0;
   }
 
   /// KV blocks [n, n + count) of the run, of which the first is tile `tile_idx` of the item. The largest step is there
@@ -182,9 +182,9 @@ struct Attend : Scoring<config> {
       if (++n == end) return;
     }
     Scores S;
-    Base::template issue_scores<0>(S, n);
-    Base::template issue_scores<1>(S, n);
-    Base::template issue_scores<2>(S, n);
+    scoring.template issue_scores<0>(S, n);
+    scoring.template issue_scores<1>(S, n);
+    scoring.template issue_scores<2>(S, n);
 #pragma unroll 1
     while (true) {
       attend_own(S, n + shift);
@@ -199,27 +199,30 @@ struct Attend : Scoring<config> {
 
   __device__ __forceinline__ void work() {
     if (threadIdx.x == 0) {
-      shared.cursor = shared.run.start;
-      shared.done = 0;
+      scoring.shared.cursor = scoring.shared.run.start;
+      scoring.shared.done = 0;
     }
 #pragma unroll 1
     do {
       ptx::barrier_sync(barrier_attend, 2 * wg_threads);  // the cursor is ready
       start();
       // Known to be the same in a warp: products come in no branch that lanes may take apart.
-      attend(ptx::shuffle(shared.done, 0), ptx::shuffle(shared.cursor.tile, 0), ptx::shuffle(shared.count(), 0));
+      attend(ptx::shuffle(scoring.shared.done, 0), ptx::shuffle(scoring.shared.cursor.tile, 0),
+             ptx::shuffle(scoring.shared.count(), 0));
       const Place place;
-      typename Base::Scales scales;
-      get_scales(scales);
-      Finish<config>(args, shared, place.warpgroup, place.row, place.warpgroup * columns + place.column)(rows, O, scales);
+      typename Scoring<config>::Scales scales;
+      scoring.get_scales(scales);
+      Finish<config>(scoring.args, scoring.shared, place.warpgroup, place.row, place.warpgroup * columns + place.column)(
+          rows, O, scales);
       if (threadIdx.x == 0) {
-        const int count = shared.count();
-        shared.done += count;
-        shared.cursor.tile += count - 1;
-        if (shared.run.begin + shared.done < shared.run.end) shared.cursor.next(args);
+        const int count = scoring.shared.count();
+        scoring.shared.done += count;
+        scoring.shared.cursor.tile += count - 1;
+        if (scoring.shared.run.begin + scoring.shared.done < scoring.shared.run.end)
+          scoring.shared.cursor.next(scoring.args);
       }
       ptx::barrier_sync(barrier_attend, 2 * wg_threads);  // all know how far the run is
-    } while (shared.run.begin + shared.done < shared.run.end);
+    } while (scoring.shared.run.begin + scoring.shared.done < scoring.shared.run.end);
   }
 };
 

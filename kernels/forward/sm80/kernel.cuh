@@ -81,13 +81,22 @@ struct ForwardSm80Shape {
 };
 
 template <ForwardConfig config>
-struct ForwardSm80 : ForwardSm80Shape<config> {
+struct ForwardSm80 {
   using Shape = ForwardSm80Shape<config>;
-  using Shape::features, Shape::type, Shape::block_q, Shape::block_kv, Shape::threads, Shape::dim_v, Shape::rows_per_warp,
-      Shape::m_tiles, Shape::split, Shape::q_steps, Shape::Q_in_registers, Shape::sums_in_shared, Shape::repairs_rows,
-      Shape::log2_P_scale, Shape::block_of;
-  using typename Shape::Element, typename Shape::QTile, typename Shape::OTile, typename Shape::KTile, typename Shape::VTile,
-      typename Shape::SharedStorage;
+  using Element = typename Shape::Element;
+  using QTile = typename Shape::QTile;
+  using OTile = typename Shape::OTile;
+  using KTile = typename Shape::KTile;
+  using VTile = typename Shape::VTile;
+  using SharedStorage = typename Shape::SharedStorage;
+  static constexpr Features features = config.features;
+  static constexpr Type type = features.dtype;
+  static constexpr int head_dim = config.head_dim, head_dim_v = config.head_dim_v;
+  static constexpr int block_q = config.block_q, block_kv = config.block_kv, threads = Shape::threads;
+  static constexpr int dim_v = Shape::dim_v, rows_per_warp = Shape::rows_per_warp, m_tiles = Shape::m_tiles;
+  static constexpr int q_steps = Shape::q_steps, log2_P_scale = Shape::log2_P_scale;
+  static constexpr bool split = Shape::split, Q_in_registers = Shape::Q_in_registers;
+  static constexpr bool sums_in_shared = Shape::sums_in_shared, repairs_rows = Shape::repairs_rows;
   using Scores = float[m_tiles][block_kv / 8][4];
 
   const AttentionArgs& args;
@@ -317,7 +326,7 @@ template <ForwardConfig config>
 __device__ __forceinline__ void ForwardSm80<config>::finish() {
   // Where the block is, worked out once more, from an index that the compiler cannot recognise: kept through the main
   // loop it would cost registers that are not there.
-  const auto block = block_of(args, ptx::registers_fresh(blockIdx.x));
+  const auto block = Shape::block_of(args, ptx::registers_fresh(blockIdx.x));
   const tile::Sequence sequence = tile::make_sequence<features>(args, block.batch_idx);
   const int head_idx = block.head_idx, q_begin = block.tile_idx * block_q;
   const float scale_log2 = score.unit_scale() * tile::log2_e;
@@ -388,7 +397,7 @@ __device__ __forceinline__ void forward_sm80(const AttentionArgs& args) {
   using Kernel = ForwardSm80<config>;
   auto& storage = ptx::shared_storage<typename Kernel::SharedStorage>();
   tile::clear_output_tail<config>(args, threadIdx.x, Kernel::threads);
-  const auto block = Kernel::block_of(args, blockIdx.x);
+  const auto block = Kernel::Shape::block_of(args, blockIdx.x);
   const tile::Sequence sequence = tile::make_sequence<config.features>(args, block.batch_idx);
   const int q_begin = block.tile_idx * config.block_q;
   if (q_begin >= sequence.rows_q) return;
