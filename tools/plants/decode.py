@@ -161,7 +161,7 @@ PLANTS = (
         SHAPES,
     ),
     Plant(
-        "a part without a number is passed over", MERGE, "          sum += statistics[1];", "          sum += 0;", SHAPES
+        "a part without a number is passed over", MERGE, "        sum += statistics[1];", "        sum += 0;", SHAPES
     ),
     Plant(
         "parts behind the first few are forgotten",
@@ -231,7 +231,7 @@ PLANTS = (
     Plant(
         "pieces are merged before all of them are there",
         CLUSTER,
-        "    ptx::cluster_mbarrier_wait(storage.mailbox.received, 0);\n",
+        "    ptx::cluster_mbarrier_wait(out.storage.mailbox.received, 0);\n",
         "",
         SHARED,
     ),
