@@ -86,7 +86,7 @@ enum class MaskWords : int {
 };
 
 /// The loop of forward/sm90: in which order it goes over the keys, and what it spends registers on. The planner chooses it
-/// (src/plan/families/sm90_loop.cpp).
+/// (src/plan/families/forward_sm90/loop.cpp).
 struct ForwardLoop {
   KeyOrder key_order = KeyOrder::forwards;
   MaskWords mask_words = MaskWords::none;
@@ -142,7 +142,7 @@ enum class Overlap : int {
 };
 
 /// The loop of backward/sm90: what it spends registers on. The planner chooses it
-/// (src/plan/families/sm90_backward_structure.cpp).
+/// (src/plan/families/backward_sm90/structure.cpp).
 struct BackwardLoop {
   Overlap overlap = Overlap::steps;
   bool late_statistics = false;  // lse and delta are loaded when P and dS are made, not before

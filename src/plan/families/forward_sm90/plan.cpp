@@ -1,5 +1,3 @@
-#include "plan/families/sm90.h"
-
 #include <algorithm>
 #include <array>
 #include <numeric>
@@ -7,8 +5,9 @@
 #include "abi/forward_sm90.h"
 #include "abi/key_bounds.h"
 #include "abi/tensor_maps.h"
+#include "plan/families/forward_sm90/tile.h"
 #include "plan/families/portable.h"
-#include "plan/families/sm90_tile.h"
+#include "plan/families/sm90.h"
 #include "plan/features.h"
 #include "plan/kernel_config.h"
 #include "plan/kernel_table.h"

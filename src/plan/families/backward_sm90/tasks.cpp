@@ -1,4 +1,4 @@
-#include "plan/families/sm90_backward_tasks.h"
+#include "plan/families/backward_sm90/tasks.h"
 
 #include <algorithm>
 

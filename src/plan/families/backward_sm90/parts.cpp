@@ -3,36 +3,36 @@
 #include <algorithm>
 
 #include "abi/backward_sm90.h"
+#include "plan/families/backward_sm90/structure.h"
 #include "plan/families/sm90.h"
-#include "plan/families/sm90_backward_structure.h"
 #include "plan/masks.h"
 #include "plan/workspace.h"
 
 namespace flash_attention::plan {
 namespace {
 
-using Kind = BackwardPart::Kind;
+using PartKind = BackwardPart::Kind;
 using Region = abi::BackwardSm90Region;
 
 constexpr int max_blocks = 256;                              // each has its own counters of tasks
 constexpr std::int64_t counters = 2 * sizeof(std::int32_t);  // of a block
 
-Kind kind_of(const Launch& launch) {
-  if (launch.entry == "backward_sm90_prepare") return Kind::rows;
+PartKind kind_of(const Launch& launch) {
+  if (launch.entry == "backward_sm90_prepare") return PartKind::rows;
   const bool converts = launch.entry == "backward_sm90_convert" || launch.entry == "backward_sm90_finish";
-  return converts ? Kind::dq : Kind::block;
+  return converts ? PartKind::dq : PartKind::block;
 }
 
 /// Whether blocks may add to dQ in any order, from zero on.
 bool adds_to_dq(const Plan& plan) {
   const bool sums = std::any_of(plan.launches.begin(), plan.launches.end(),
-                                [](const Launch& launch) { return kind_of(launch) == Kind::dq; });
+                                [](const Launch& launch) { return kind_of(launch) == PartKind::dq; });
   return sums && offset_of(plan, Region::order) == 0;
 }
 
 /// Why the problem cannot be a part of a pass.
 std::string reject_part(const Problem& p, const DeviceInfo& device, const Plan& plan, const BackwardPart& part) {
-  const bool is_block = part.kind == Kind::block;
+  const bool is_block = part.kind == PartKind::block;
   if (!adds_to_dq(plan)) return "blocks cannot add to dQ in any order";
   if (is_block && lay_out_sm90_backward(p, device, true).num_splits > 1)
     return "few key heads: their groups are split between tasks";
@@ -55,7 +55,7 @@ Plan cut_out(const Problem& p, Plan plan, const BackwardPart& part) {
   reserve(plan, Region::dQ, rows * row_bytes);
   const bool by_product = offset_of(plan, Region::parts) != 0;
   if (by_product) reserve(plan, Region::parts, rows * abi::backward_sm90_parts_row_bytes);
-  if (part.kind == Kind::rows) plan.zeroed_bytes = static_cast<std::size_t>(max_blocks * counters);
+  if (part.kind == PartKind::rows) plan.zeroed_bytes = static_cast<std::size_t>(max_blocks * counters);
   offset_of(plan, Region::tasks) += part.number * counters;
   offset_of(plan, Region::lse2) += part.first * 4;
   offset_of(plan, Region::delta) += part.first * 4;

@@ -1,8 +1,8 @@
-#include "plan/families/sm90_backward_structure.h"
+#include "plan/families/backward_sm90/structure.h"
 
 #include <algorithm>
 
-#include "plan/families/sm90_backward_tasks.h"
+#include "plan/families/backward_sm90/tasks.h"
 #include "plan/masks.h"
 #include "plan/program.h"
 #include "support/ceil_div.h"

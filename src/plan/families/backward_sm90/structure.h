@@ -15,7 +15,7 @@ struct BackwardSm90Structure {
   int stages = 2;
 };
 
-/// whole: of a whole pass, not of a part (sm90_backward_parts.cpp).
+/// whole: of a whole pass, not of a part (parts.cpp).
 BackwardSm90Structure choose_backward_sm90_structure(const Problem& problem, const DeviceInfo& device, bool whole);
 
 /// The loop of a launch: what its warpgroups spend registers on.

@@ -1,4 +1,4 @@
-#include "plan/families/sm90_tile.h"
+#include "plan/families/forward_sm90/tile.h"
 
 #include <algorithm>
 #include <optional>
