@@ -30,7 +30,7 @@ def as_bytes(k, v, cache_dtype=None):
 
 def scale_tensor(scale, device):
     """A scale as a tensor: numbers are kept on their device."""
-    if not isinstance(scale, int | float):
+    if not isinstance(scale, (int, float)):  # torch.compile of torch 2.9 does not trace a union
         return scale
     return _full(float(scale), device) if torch.compiler.is_compiling() else _kept(float(scale), device)
 

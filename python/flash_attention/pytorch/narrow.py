@@ -62,7 +62,7 @@ def _descales(tensors, options, *given):
     scales = []
     for name, scale in zip(("q_descale", "k_descale", "v_descale"), given, strict=True):
         scale = 1.0 if scale is None else scale
-        if isinstance(scale, int | float):
+        if isinstance(scale, (int, float)):
             scale = torch.full((1,), float(scale), dtype=torch.float32, device=q.device)
         if not isinstance(scale, torch.Tensor) or scale.dtype != torch.float32:
             got = scale.dtype if isinstance(scale, torch.Tensor) else type(scale).__name__
