@@ -1,5 +1,20 @@
 #pragma once
 
+// Attention forward for few queries on sm_90: the tiles, items and consumers of decode/sm80, loaded by warps of their
+// own through TMA. A block:
+//
+//   producer warps:  for each tile:  wait until the stage is empty;  boxes of K (one warp), of V (another)
+//   consumer warps:  for each tile:  wait for K;  S = Q K^T;  K is empty;  softmax step
+//                                    wait for V;  O = O * rescale + P V;    V is empty;  at the end of an item: finish
+//
+// A consumer warp has its own keys of every tile and its own online maximum, so consumers whose rows differ meet only to
+// clear V, and all of them only at the end of an item (finish.cuh). The producers go on to the next item meanwhile, so
+// memory always has work.
+//
+// A box is 64 columns of a tile's rows, or of the rows of a page where pages are smaller: then each lane has a separate
+// page. Pages that no row sees are not touched. Rows that no query sees may come along, or stay as they were: the consumers
+// clear those of V (Consumer::clear_unseen_values) and hide the scores of those of K.
+
 #include "abi/tensor_maps.h"
 #include "decode/consumer.cuh"
 #include "ptx/bits.cuh"
@@ -8,18 +23,6 @@
 #include "ptx/tma.cuh"
 #include "tile/pipeline.cuh"
 #include "tile/tail.cuh"
-
-// Attention forward for few queries on sm_90: the tiles, items and consumers of decode/sm80, loaded by warps of their
-// own through TMA. A block:
-//
-//   producer warps:  for each tile:  wait until the stage is empty;  boxes of K (one warp), of V (another)
-//   consumer warps:  for each tile:  wait for K;  S = Q K^T;  K is empty;  softmax step
-//                                    wait for V;  O = O * rescale + P V;    V is empty;  at the end of an item: finish
-//
-// The producers go on to the next item while the consumers finish one, so memory has something to do all the time. A box is
-// 64 columns of a tile's rows, or of the rows of a page where pages are smaller: then each lane has a separate page.
-// Pages that no row sees are not touched. Rows that no query sees may come along, or stay as they were: the consumers clear
-// those of V (Consumer::clear_unseen_values) and hide the scores of those of K.
 
 namespace flash_attention {
 

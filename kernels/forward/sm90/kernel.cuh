@@ -2,15 +2,22 @@
 
 // Attention forward for sm_90 (Hopper): TMA, wgmma, warp specialisation.
 //
-// A block has one producer warp and two or three warpgroups that attend (or one, and then two or three blocks share an SM).
-// It stays on its SM and takes one tile after another: block_q queries (64 for each warpgroup) of one head, against all the
-// keys they see, in blocks of block_kv.
+// A block has one producer warp and two or three consumer warpgroups (or one, and then two or three blocks share an SM). It
+// stays on its SM and takes one tile after another: block_q queries of one head, 64 for each warpgroup, against all the
+// keys that they see, in blocks of block_kv.
 //
-//     producer warp:    for each tile: Q, and block after block K and V, into rings of stages      producer.cuh
-//     warpgroups:      for each tile: S = Q K^T, softmax, O += P V; O / sum to memory            kv_loop.cuh
+//     producer warp:        for each tile: Q, and block after block K and V, into rings of stages      producer.cuh
+//     consumer warpgroup:   for each tile: S = Q K^T, softmax, O += P V; O / sum to memory             kv_loop.cuh
 //
-// The producer warp runs ahead over the end of a tile: Q has two stages and O a separate buffer, so the tensor cores wait
-// for no memory between tiles.
+// If masks choose the blocks, another warp of the producer warpgroup finds the tiles and their blocks (find_tiles), or
+// three of them make the words of masks (MaskWriter).
+//
+// Shared memory (storage.cuh): rings of Q, K and V, O before its store, and the tiles, which Q_full announces. full[stage]
+// is completed by TMA, empty[stage] by one thread of every warpgroup that reads the stage. The producer warp runs ahead
+// over the end of a tile: Q has two stages and O a separate buffer, so the tensor cores wait for no memory between tiles.
+//
+// Registers of a consumer thread: block_kv / 2 for S, half as many for P, head_dim_v / 2 for O, and 4 for each 16 columns
+// of Q if it is held. forward_sm90_registers has what setmaxnreg leaves for them, ForwardLoop what is done with the rest.
 //
 // Softmax keeps the maximum of a row's first blocks as a reference instead of raising it with every block. A tile for
 // which that was too low is found at its end (Epilogue) and marked; after the others the block does its marked tiles again,
