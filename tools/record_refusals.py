@@ -5,8 +5,9 @@
     python tools/record_refusals.py compare before.json after.json
 
 `record` runs the tests of tests/api (build the target api_test first) and those of tests/python whose text mentions
-pytest.raises, and needs the installed package. Words after `--` go to pytest: `-- tests/python/test_errors.py`; then the
-C++ tests are left out. `compare` prints what differs and fails if anything does. Addresses and temporary paths are left out.
+pytest.raises, and needs the installed package. Words after `--` go to pytest, `-- tests/python/test_errors.py`; then the
+C++ tests are left out. `compare` prints what differs and fails if anything does. Addresses and temporary paths are no part
+of a record.
 """
 
 import argparse
@@ -31,7 +32,9 @@ def record(path, pytest_arguments):
         lines.touch()
         environment = {**os.environ, _PATH: str(lines)}
         if not pytest_arguments:
-            subprocess.run([ROOT / "build/release/tests/api_test", "--gtest_brief=1"], cwd=ROOT, env=environment, check=True)
+            subprocess.run(
+                [ROOT / "build/release/tests/api_test", "--gtest_brief=1"], cwd=ROOT, env=environment, check=True
+            )
         environment["PYTHONPATH"] = os.pathsep.join([str(ROOT / "tools"), os.environ.get("PYTHONPATH", "")])
         command = [sys.executable, "-m", "pytest", "-q", "-p", Path(__file__).stem, *(pytest_arguments or ["tests/python"])]
         failed = subprocess.run(command, cwd=ROOT, env=environment).returncode

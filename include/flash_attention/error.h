@@ -1,7 +1,9 @@
 #pragma once
 
+#include <memory>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 
 #include "flash_attention/export.h"
 
@@ -22,10 +24,32 @@ enum class ErrorCode : int {
 class FLASH_ATTENTION_API Error : public std::runtime_error {
  public:
   Error(ErrorCode code, const std::string& message) : std::runtime_error(message), code_(code) {}
+  /// A refusal of an argument; what() is "ARGUMENT: SENTENCE". The sentence has the names of other arguments in braces,
+  /// {page_table}, which what() has not: whoever calls arguments by other names can put them in.
+  Error(ErrorCode code, const std::string& argument, const std::string& sentence)
+      : std::runtime_error(argument + ": " + without_braces(sentence)),
+        code_(code),
+        refusal_(std::make_shared<const Refusal>(argument, sentence)) {}
   ErrorCode code() const noexcept { return code_; }
+  std::string_view argument() const noexcept { return refusal_ ? refusal_->argument : std::string_view(); }
+  std::string_view sentence() const noexcept { return refusal_ ? refusal_->sentence : std::string_view(what()); }
 
  private:
+  struct Refusal {
+    Refusal(std::string of, std::string says) : argument(std::move(of)), sentence(std::move(says)) {}
+    std::string argument, sentence;
+  };
+
+  static std::string without_braces(const std::string& sentence) {
+    std::string text;
+    for (const char c : sentence) {
+      if (c != '{' && c != '}') text += c;
+    }
+    return text;
+  }
+
   ErrorCode code_;
+  std::shared_ptr<const Refusal> refusal_;  // shared: a copy of an exception must not throw
 };
 
 }  // namespace flash_attention

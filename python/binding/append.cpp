@@ -43,9 +43,8 @@ class AppendCall {
     options.device = cache.device;
     for (const Tensor& tensor : t_) {
       if (tensor.present() && !(tensor.device == options.device)) {
-        throw nb::value_error((std::string(tensor.name) + ": is on " + to_string(tensor.device) + "; k_cache is on " +
-                               to_string(options.device) + ", and all must be on one device")
-                                  .c_str());
+        refuse_value(tensor.name, "is on " + to_string(tensor.device) + "; {k_cache} is on " + to_string(options.device) +
+                                      ", and all must be on one device");
       }
     }
     read_caches(codes);
@@ -136,7 +135,7 @@ class AppendCall {
 
   void read_rows() {
     if (t_[k].present() != t_[v].present()) refuse(t_[t_[k].present() ? k : v], "k and v go together");
-    if (!t_[k].present() && !t_[q].present()) throw nb::value_error("k: got None; k and v, or q, must be given");
+    if (!t_[k].present() && !t_[q].present()) refuse_value("k", "got None; {k} and {v}, or {q}, must be given");
     problem.dtype = dtype_of(t_[t_[k].present() ? k : q]);
     if (t_[k].present()) {
       const bool end_to_end = problem.packed_new || problem.placed;
@@ -235,8 +234,7 @@ void run_append(nb::tuple tensors, nb::tuple scalars, std::uintptr_t stream) {
     const bool writable = slot == k_cache || slot == v_cache || slot == q_out;
     slots[slot] = optional_tensor(tensors[slot], append_names[slot], writable);
   }
-  if (!slots[k_cache].present() || !slots[v_cache].present())
-    throw nb::type_error("k_cache, v_cache: expected tensors, got None");
+  if (!slots[k_cache].present() || !slots[v_cache].present()) refuse_type("k_cache, v_cache", "expected tensors, got None");
   AppendCall call(slots, nb::cast<bool>(scalars[0]), nb::cast<bool>(scalars[1]), nb::cast<std::string>(scalars[2]));
   call.options.stream = current_stream(tensors[0], slots[k_cache].device);
   if (call.options.stream == nullptr) call.options.stream = reinterpret_cast<void*>(stream);

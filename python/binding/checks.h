@@ -1,19 +1,20 @@
 #pragma once
 
+#include "errors.h"
 #include "tensor.h"
 
-// What is refused about a tensor, in words that begin with its argument.
+// Refusals of a tensor. Braces mark the names of other arguments.
 
 namespace flash_attention::python {
 
 [[noreturn]] inline void refuse(const Tensor& tensor, const std::string& allowed) {
-  throw nb::value_error((std::string(tensor.name) + ": got " + tensor.describe() + "; " + allowed).c_str());
+  refuse_value(tensor.name, "got " + tensor.describe() + "; " + allowed);
 }
 
 [[noreturn]] inline void refuse_dtype(const Tensor& tensor, const std::string& expected) {
   const bool narrows = expected == "dtype int32" && tensor.is_dtype(nb::dlpack::dtype_code::Int, 64);
   const std::string remedy = narrows ? " (torch: .int(); NumPy: .astype('int32'))" : "";
-  throw nb::type_error((std::string(tensor.name) + ": got " + tensor.describe() + "; expected " + expected + remedy).c_str());
+  refuse_type(tensor.name, "got " + tensor.describe() + "; expected " + expected + remedy);
 }
 
 inline std::string axes(std::initializer_list<std::int64_t> sizes) {
@@ -48,7 +49,7 @@ inline Dtype cache_dtype_of(const Tensor& cache, const std::string& codes) {
   for (const Dtype dtype : {Dtype::float8_e4m3, Dtype::float8_e5m2, Dtype::int8}) {
     if (codes == to_string(dtype)) return dtype;
   }
-  throw nb::value_error(("cache_dtype: got '" + codes + "'; allowed are float8_e4m3, float8_e5m2 and int8").c_str());
+  refuse_value("cache_dtype", "got '" + codes + "'; allowed are float8_e4m3, float8_e5m2 and int8");
 }
 
 }  // namespace flash_attention::python

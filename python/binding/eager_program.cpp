@@ -1,5 +1,5 @@
 // The fast path of a plain call with a program: torch tensors, nothing that traces, q, k, v and what the program captures.
-// As eager.cpp, but torch's autograd function is Python's (flash_attention/flex/passes.py), which comes here for both
+// As attention.cpp, but torch's autograd function is Python's (flash_attention/flex/passes.py), which comes here for both
 // passes.
 #include "call/kept_masks.h"
 #include "eager.h"
@@ -12,7 +12,8 @@ namespace {
 
 /// q, k and v, and the stream of the call; false where it is not plain.
 bool read_with_stream(PyObject* const* qkv, Slots& slots) {
-  if (!read_plain(qkv, slots)) return false;
+  const bool plain = read_tensors(qkv, slots) && slots[Slot::k].sizes[0] == slots[Slot::q].sizes[0];
+  if (!plain || is_intercepted(slots[Slot::q].device)) return false;
   read_current(qkv[0], slots[Slot::q]);
   return true;
 }
@@ -50,7 +51,7 @@ nb::object attend_program_backward(PyObject* const* args, Py_ssize_t count) {
   try {
     gradients.dout = tensor_of(args[5], "dout");
     gradients.dlse = optional_tensor(args[6], "dlse");
-  } catch (const nb::builtin_exception&) {  // no memory of its own: torch.autograd.grad(is_grads_batched=True)
+  } catch (const Error&) {  // no memory of its own: torch.autograd.grad(is_grads_batched=True)
     return nb::none();
   }
   if (!is_plain(gradients.dout, slots[Slot::q])) return nb::none();

@@ -1,7 +1,5 @@
 #include "errors.h"
 
-#include "flash_attention/error.h"
-
 namespace flash_attention::python {
 
 namespace nb = nanobind;
@@ -21,13 +19,25 @@ PyObject* python_type(ErrorCode code) {
   }
 }
 
+void raise(PyObject* type, const Error& error) {
+  const nb::object raised = nb::handle(type)(nb::str(error.what()));
+  if (!error.argument().empty()) {  // what flash_attention/arguments/names.py reads
+    const std::string_view argument = error.argument(), sentence = error.sentence();
+    raised.attr("argument") = nb::str(argument.data(), argument.size());
+    raised.attr("sentence") = nb::str(sentence.data(), sentence.size());
+  }
+  PyErr_SetObject(type, raised.ptr());
+}
+
 }  // namespace
 
 void translate_error(const std::exception_ptr& pointer, void*) {
   try {
     std::rethrow_exception(pointer);
+  } catch (const WrongType& error) {
+    raise(PyExc_TypeError, error);
   } catch (const Error& error) {
-    PyErr_SetString(python_type(error.code()), error.what());
+    raise(python_type(error.code()), error);
   }
 }
 

@@ -3,10 +3,28 @@
 #include <nanobind/nanobind.h>
 
 #include <exception>
+#include <string>
+
+#include "flash_attention/error.h"
 
 namespace flash_attention::python {
 
-/// The library's errors as Python's; throws on what is not one of the library's.
+/// A refusal that is a TypeError in Python.
+struct WrongType : Error {
+  WrongType(const std::string& argument, const std::string& sentence)
+      : Error(ErrorCode::invalid_argument, argument, sentence) {}
+};
+
+[[noreturn]] inline void refuse_value(const std::string& argument, const std::string& sentence) {
+  throw Error(ErrorCode::invalid_argument, argument, sentence);
+}
+
+[[noreturn]] inline void refuse_type(const std::string& argument, const std::string& sentence) {
+  throw WrongType(argument, sentence);
+}
+
+/// The library's errors as Python's, with the attributes `argument` and `sentence` if an argument is refused; throws on
+/// what is not one of the library's.
 void translate_error(const std::exception_ptr& pointer, void*);
 
 /// Any exception as Python's, for functions that nanobind does not wrap.

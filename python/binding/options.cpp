@@ -1,6 +1,7 @@
 #include <type_traits>
 
 #include "call/call.h"
+#include "errors.h"
 
 namespace flash_attention::python {
 namespace {
@@ -21,10 +22,10 @@ T value_of(nb::handle given, const char* name, const char* expected) {
   }
   if (std::is_same_v<T, std::int64_t> && PyLong_Check(given.ptr())) {
     const std::string number = nb::cast<std::string>(nb::str(given));
-    throw nb::value_error((std::string(name) + ": got " + number + "; allowed are ints of 64 bits").c_str());
+    refuse_value(name, "got " + number + "; allowed are ints of 64 bits");
   }
   const std::string type = nb::cast<std::string>(given.type().attr("__name__"));
-  throw nb::type_error((std::string(name) + ": expected " + expected + ", got " + type).c_str());
+  refuse_type(name, std::string("expected ") + expected + ", got " + type);
 }
 
 template <typename T>

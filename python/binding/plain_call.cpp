@@ -30,6 +30,18 @@ int which(nb::handle value, const char* zero, const char* one) {
   return PyUnicode_CompareWithASCIIString(value.ptr(), one) == 0 ? 1 : -1;
 }
 
+/// The word for a precision; false if it is none.
+bool read_precision(PyObject* value, std::string& out) {
+  if (value == nullptr) return true;
+  if (!PyUnicode_CheckExact(value)) return false;
+  for (const char* word : {"auto", "ieee", "fast", "tf32"}) {
+    if (PyUnicode_CompareWithASCIIString(value, word) != 0) continue;
+    out = word;
+    return true;
+  }
+  return false;
+}
+
 /// Where the results are.
 void set_results(Call& call, bool backward, std::span<const NewTensor> results) {
   if (backward) {
@@ -44,26 +56,46 @@ void set_results(Call& call, bool backward, std::span<const NewTensor> results) 
 
 }  // namespace
 
-bool read_options(PyObject* const* args, CallOptions& out) {
-  const nb::handle sides = args[arg_window], cap = args[arg_softcap], factor = args[arg_scale], drop = args[arg_dropout_p];
-  const int heads_first = which(args[arg_layout], "bshd", "bhsd");
-  const int top_left = which(args[arg_alignment], "bottom_right", "top_left");
-  const bool flags = PyBool_Check(args[arg_causal]) && PyBool_Check(args[arg_deterministic]);
-  if (heads_first < 0 || top_left < 0 || !flags) return false;
-  if (!PyTuple_CheckExact(sides.ptr()) || PyTuple_Size(sides.ptr()) != 2) return false;
-  if (!read_bound(PyTuple_GetItem(sides.ptr(), 0), out.window_left)) return false;
-  if (!read_bound(PyTuple_GetItem(sides.ptr(), 1), out.window_right)) return false;
-  if (!is_number(cap) || !is_number(drop) || PyFloat_AsDouble(drop.ptr()) != 0) return false;
-  if (!factor.is_none()) {
-    if (!is_number(factor)) return false;
-    out.scale = static_cast<float>(PyFloat_AsDouble(factor.ptr()));
+bool read_options(const Given& given, CallOptions& out) {
+  const auto flag = [&](int argument, bool& value) {
+    PyObject* const word = given[argument];
+    value = word == Py_True;
+    return word == nullptr || PyBool_Check(word);
+  };
+  const auto number = [&](int argument, float& value) {
+    if (given[argument] == nullptr) return true;
+    if (!is_number(given[argument])) return false;
+    value = static_cast<float>(PyFloat_AsDouble(given[argument]));
+    return true;
+  };
+  const auto word = [&](int argument, const char* zero, const char* one, bool& value) {
+    if (given[argument] == nullptr) return true;
+    const int found = which(given[argument], zero, one);
+    value = found == 1;
+    return found >= 0;
+  };
+  if (PyObject* const sides = given[arg_window]) {
+    if (!PyTuple_CheckExact(sides) || PyTuple_Size(sides) != 2) return false;
+    if (!read_bound(PyTuple_GetItem(sides, 0), out.window_left)) return false;
+    if (!read_bound(PyTuple_GetItem(sides, 1), out.window_right)) return false;
   }
-  out.softcap = static_cast<float>(PyFloat_AsDouble(cap.ptr()));
-  out.causal = args[arg_causal] == Py_True;
-  out.deterministic = args[arg_deterministic] == Py_True;
-  out.heads_first = heads_first == 1;
-  out.top_left = top_left == 1;
-  return true;
+  if (PyObject* const factor = given[arg_scale]; factor != nullptr && factor != Py_None) {
+    if (!is_number(factor)) return false;
+    out.scale = static_cast<float>(PyFloat_AsDouble(factor));
+  }
+  return flag(arg_causal, out.causal) && flag(arg_deterministic, out.deterministic) && number(arg_softcap, out.softcap) &&
+         number(arg_dropout_p, out.dropout_p) && out.dropout_p == 0 && word(arg_layout, "bshd", "bhsd", out.heads_first) &&
+         word(arg_alignment, "bottom_right", "top_left", out.top_left) &&
+         read_precision(given[arg_precision], out.precision);
+}
+
+bool read_tensor(PyObject* object, const char* name, Tensor& out) {
+  try {
+    out = tensor_of(object, name);
+    return true;
+  } catch (const Error&) {  // torch's "meta" device, sparse tensors, torch.autograd.grad(is_grads_batched=True)
+    return false;
+  }
 }
 
 bool is_plain(const Tensor& tensor, const Tensor& q) {
@@ -75,31 +107,30 @@ bool is_plain(const Tensor& tensor, const Tensor& q) {
 
 bool read_tensors(PyObject* const* qkv, Slots& out) {
   if (!are_tensors(qkv, 3)) return false;
-  try {
-    for (int i = 0; i < 3; ++i) {
-      out[i] = tensor_of(qkv[i], slot_names[i]);
-      if (!is_plain(out[i], out[0])) return false;
-    }
-  } catch (const nb::builtin_exception&) {  // no memory behind it: torch's "meta" device, sparse tensors
-    return false;
+  for (int i = 0; i < 3; ++i) {
+    if (!read_tensor(qkv[i], slot_names[i], out[i]) || !is_plain(out[i], out[0])) return false;
   }
   return std::equal(out[Slot::v].sizes, out[Slot::v].sizes + 3, out[Slot::k].sizes);
 }
 
-bool read_plain(PyObject* const* qkv, Slots& out) {
-  return read_tensors(qkv, out) && out[Slot::k].sizes[0] == out[Slot::q].sizes[0] && !is_intercepted(out[Slot::q].device);
-}
-
 bool read_scores(PyObject* argument, Slot slot, std::int64_t keys, Slots& out) {
-  if (argument == Py_None) return true;
-  if (!are_tensors(&argument, 1)) return false;
-  try {
-    out[slot] = tensor_of(argument, slot_names[slot]);
-  } catch (const nb::builtin_exception&) {
-    return false;
-  }
+  if (argument == nullptr || argument == Py_None) return true;
+  if (!are_tensors(&argument, 1) || !read_tensor(argument, slot_names[slot], out[slot])) return false;
   const int last = out[slot].rank - 1;
   return last >= 0 && out[slot].sizes[last] == keys && out[slot].strides[last] == 1;
+}
+
+bool read_integers(PyObject* argument, Slot slot, Slots& out) {
+  if (argument == nullptr || argument == Py_None) return true;
+  if (!are_tensors(&argument, 1) || !read_tensor(argument, slot_names[slot], out[slot])) return false;
+  return out[slot].is_dtype(nb::dlpack::dtype_code::Int, 32);
+}
+
+bool fits_out(PyObject* argument, const Tensor& q) {
+  if (argument == nullptr || argument == Py_None) return true;
+  Tensor out;
+  if (!are_tensors(&argument, 1) || !read_tensor(argument, "out", out)) return false;
+  return is_plain(out, q) && known_dtype(out) == known_dtype(q) && std::equal(out.sizes, out.sizes + 4, q.sizes);
 }
 
 void run_call(Call& call, bool backward, PyObject* like, std::span<NewTensor> results) {

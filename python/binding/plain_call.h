@@ -4,47 +4,35 @@
 
 #include <span>
 
+#include "arguments.h"
 #include "call/call.h"
 #include "errors.h"
 #include "torch_functions.h"
 
-// What the fast paths of a plain call share (eager.cpp, eager_cache.cpp): its arguments as Python gives them, and its run.
+// Calls in the kernels' form (attention.cpp, eager_program.cpp): their arguments as Python gives them, and their run.
 
 namespace flash_attention::python {
 
-/// The order of arguments. Of attend(), those from arg_alibi_slopes on may be left out; that one and whatever follows the
-/// mask must be None.
-enum Argument {
-  arg_q,
-  arg_k,
-  arg_v,
-  arg_causal,
-  arg_window,
-  arg_softcap,
-  arg_scale,
-  arg_dropout_p,
-  arg_deterministic,
-  arg_layout,
-  arg_alignment,
-  arg_alibi_slopes,
-  arg_bias,
-  arg_mask
-};
+/// The options that most calls have; false if one is no plain number, flag or word.
+bool read_options(const Given& given, CallOptions& out);
 
-/// The options among the arguments; false where they are not plain.
-bool read_options(PyObject* const* args, CallOptions& out);
+/// What a tensor is made of; false if it has no memory.
+bool read_tensor(PyObject* object, const char* name, Tensor& out);
 
 /// Four axes, none of them empty, with the head dimension of q; a type and a head dimension for the kernels.
 bool is_plain(const Tensor& tensor, const Tensor& q);
 
-/// q, k and v, k and v alike but for the head dimension; false where they are not plain.
+/// q, k and v, k and v alike but for the head dimension; false if they are not plain.
 bool read_tensors(PyObject* const* qkv, Slots& out);
 
-/// The same of one batch, where no mode of torch is to see the call.
-bool read_plain(PyObject* const* qkv, Slots& out);
-
-/// A bias or a mask over `keys` keys, None where there is none; false where it is not plain.
+/// A bias or a mask over `keys` keys, if there is one; false if it is not plain.
 bool read_scores(PyObject* argument, Slot slot, std::int64_t keys, Slots& out);
+
+/// int32, if there is one; false if it is anything else.
+bool read_integers(PyObject* argument, Slot slot, Slots& out);
+
+/// Nothing, or a tensor of the type and shape of q, as which the call writes it.
+bool fits_out(PyObject* argument, const Tensor& q);
 
 /// Makes the results, out and lse or dq, dk and dv, and a workspace, where `like` is; then runs the call.
 void run_call(Call& call, bool backward, PyObject* like, std::span<NewTensor> results);

@@ -11,7 +11,7 @@ ProgramArguments::ProgramArguments(nb::handle program, Call& call) {
   const auto tensors = nb::cast<nb::tuple>(parts[1]);
   numbers_ = nb::cast<std::vector<double>>(parts[2]);
   const std::size_t count = nb::len(tensors);
-  if (count > most) throw nb::value_error("program: at most 8 tensors can be captured");
+  if (count > most) refuse_value("program", "at most 8 tensors can be captured");
   for (std::size_t n = 0; n < count; ++n) {
     const Tensor& tensor = tensors_.emplace_back(tensor_of(tensors[n], "a captured tensor"));
     if (!(tensor.device == call.options.device)) {
@@ -19,7 +19,7 @@ ProgramArguments::ProgramArguments(nb::handle program, Call& call) {
                              "; q is on " + to_string(call.options.device) + ", and all must be on one device")
                                 .c_str());
     }
-    if (tensor.rank > 4) throw nb::value_error("program: a captured tensor has at most 4 axes");
+    if (tensor.rank > 4) refuse_value("program", "a captured tensor has at most 4 axes");
     for (int axis = 0; axis < tensor.rank; ++axis) call.problem.program_sizes[n][axis] = tensor.sizes[axis];
     pointers_[n] = tensor.data;
   }

@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "errors.h"
+
 namespace flash_attention::python {
 namespace {
 
@@ -88,9 +90,8 @@ Device device_of(const char* name, int device_type, int index) {
     case dlpack_rocm_host:
       return {};
     default:
-      throw nb::value_error((std::string(name) + ": is on " + name_of_device(device_type) +
-                             "; only the memory of a CPU or of an NVIDIA GPU can be read")
-                                .c_str());
+      refuse_value(name,
+                   "is on " + name_of_device(device_type) + "; only the memory of a CPU or of an NVIDIA GPU can be read");
   }
 }
 
@@ -102,7 +103,7 @@ Device device_of(const char* name, int device_type, int index) {
     reason = nb::cast<std::string>(nb::str(error.value()));
   }
   reason.resize(std::min(reason.size(), reason.find('\n')));  // torch adds a stack of C++ calls
-  throw nb::type_error((std::string(name) + ": has no memory of strided elements (" + reason + ")").c_str());
+  refuse_type(name, "has no memory of strided elements (" + reason + ")");
 }
 
 /// NumPy hands bfloat16 (of ml_dtypes) over by no protocol: its bits as uint16, or nothing where the object is none.
@@ -120,8 +121,7 @@ nb::object bits_of_bfloat16(nb::handle object) {
 void fill(Tensor& tensor, void* data, std::uint64_t byte_offset, int rank, const std::int64_t* sizes,
           const std::int64_t* strides) {
   if (rank > Tensor::max_rank) {
-    throw nb::value_error(
-        (std::string(tensor.name) + ": has " + std::to_string(rank) + " axes; at most 4 are allowed").c_str());
+    refuse_value(tensor.name, "has " + std::to_string(rank) + " axes; at most 4 are allowed");
   }
   tensor.data = static_cast<char*>(data) + byte_offset;
   tensor.rank = rank;
@@ -182,9 +182,8 @@ Tensor tensor_of(nb::handle object, const char* name, bool writable) {
     std::string type = nb::cast<std::string>(nb::str(object.type()));
     if (nb::hasattr(object, "dtype"))
       type += " of dtype " + nb::cast<std::string>(nb::str(nb::object(object.attr("dtype"))));
-    throw nb::type_error(
-        (std::string(name) + ": expected a " + (writable ? "writable " : "") + "tensor (torch, NumPy, CuPy), got " + type)
-            .c_str());
+    refuse_type(name,
+                std::string("expected a ") + (writable ? "writable " : "") + "tensor (torch, NumPy, CuPy), got " + type);
   }
   const nb::ndarray<>& array = tensor.keep_alive;
   tensor.dtype = array.dtype();
@@ -230,9 +229,7 @@ Dtype dtype_of(const Tensor& tensor) {
   if (const std::optional<Dtype> dtype = known_dtype(tensor)) {
     return *dtype;
   }
-  throw nb::type_error(
-      (std::string(tensor.name) + ": got " + tensor.describe() + "; allowed dtypes are float32, float16 and bfloat16")
-          .c_str());
+  refuse_type(tensor.name, "got " + tensor.describe() + "; allowed dtypes are float32, float16 and bfloat16");
 }
 
 }  // namespace flash_attention::python

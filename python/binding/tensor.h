@@ -35,7 +35,7 @@ struct Tensor {
 };
 
 /// Reads a tensor through DLPack: by its library's C table where there is one (no allocation, no Python call), else by
-/// __dlpack__ or the buffer protocol. `writable` refuses read-only arrays. Throws nb::type_error naming the argument.
+/// __dlpack__ or the buffer protocol. `writable` refuses read-only arrays. Throws WrongType.
 Tensor tensor_of(nb::handle object, const char* name, bool writable = false);
 
 /// The same, or a tensor that is not present for None.
@@ -47,7 +47,7 @@ void* current_stream(nb::handle object, Device device);
 /// The element type of q, k, v or a bias, if it is one that the library takes.
 std::optional<Dtype> known_dtype(const Tensor& tensor);
 
-/// The same; throws nb::type_error naming the argument.
+/// The same; throws WrongType.
 Dtype dtype_of(const Tensor& tensor);
 
 }  // namespace flash_attention::python

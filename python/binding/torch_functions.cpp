@@ -254,8 +254,8 @@ namespace {
 
 void set_eager(nb::handle tensor, nb::handle empty_like, nb::handle empty_strided, nb::handle float32, nb::handle uint8,
                nb::handle grad_enabled, nb::handle deterministic, nb::handle matmul_precision, nb::handle differentiate,
-               nb::handle autocast, nb::handle autocast_of_cuda, nb::tuple interceptors, nb::dict forward_ad,
-               nb::dict profiler, nb::handle options) {
+               nb::handle general_backward, nb::handle autocast, nb::handle autocast_of_cuda, nb::tuple interceptors,
+               nb::dict forward_ad, nb::dict profiler, nb::handle options) {
   torch.tensor = reinterpret_cast<PyTypeObject*>(tensor.inc_ref().ptr());
   torch.empty_like = empty_like.inc_ref().ptr();
   torch.empty_strided = empty_strided.inc_ref().ptr();
@@ -265,6 +265,7 @@ void set_eager(nb::handle tensor, nb::handle empty_like, nb::handle empty_stride
   torch.deterministic = deterministic.inc_ref().ptr();
   torch.matmul_precision = matmul_precision.inc_ref().ptr();
   torch.differentiate = differentiate.inc_ref().ptr();
+  torch.general_backward = general_backward.inc_ref().ptr();
   torch.requires_grad = PyUnicode_InternFromString("requires_grad");
   torch.device = PyUnicode_InternFromString("device");
   torch.to_save = PyUnicode_InternFromString("to_save");
@@ -285,8 +286,8 @@ void set_eager(nb::handle tensor, nb::handle empty_like, nb::handle empty_stride
 void add_torch(nb::module_& module) {
   using namespace nb::literals;
   module.def("set_eager", set_eager, "tensor"_a, "empty_like"_a, "empty_strided"_a, "float32"_a, "uint8"_a,
-             "grad_enabled"_a, "deterministic"_a, "matmul_precision"_a, "differentiate"_a, "autocast"_a,
-             "autocast_of_cuda"_a, "interceptors"_a, "forward_ad"_a, "profiler"_a, "options"_a);
+             "grad_enabled"_a, "deterministic"_a, "matmul_precision"_a, "differentiate"_a, "general_backward"_a,
+             "autocast"_a, "autocast_of_cuda"_a, "interceptors"_a, "forward_ad"_a, "profiler"_a, "options"_a);
 }
 
 }  // namespace flash_attention::python

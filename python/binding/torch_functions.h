@@ -19,6 +19,7 @@ struct Torch {
   PyObject* matmul_precision = nullptr;  // () -> str, how float32 is multiplied
   PyObject* named_options = nullptr;     // flash_attention.options.Options
   PyObject* differentiate = nullptr;     // (q, k, v, options) -> out, by way of differentiable_forward()
+  PyObject* general_backward = nullptr;  // (q, k, v, out, lse, dout, options) -> (dq, dk, dv)
   std::vector<PyObject*> interceptors;   // each () -> something true where calls are not to run as they are
   PyObject *autocast = nullptr, *autocast_of_cuda = nullptr;  // () -> bool; the second is faster and tells of CUDA alone
   PyObject* forward_ad = nullptr;                             // the names of torch.autograd.forward_ad

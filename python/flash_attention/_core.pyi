@@ -6,6 +6,8 @@ from typing import Any
 version: str
 options: tuple[tuple[str, str, Any], ...]  # (name, kind, default) of flash_attention.options.Options
 tensors: tuple[str, ...]  # of flash_attention.options.Tensors
+arguments: tuple[str, ...]  # those of attention() after q, k and v, in its order
+cache_arguments: tuple[str, ...]  # those of attention_over_cache()
 
 def forward(
     tensors: tuple[Any, ...],
@@ -43,8 +45,8 @@ class KeptMasks:
     def __len__(self) -> int: ...
 
 def append(tensors: tuple[Any, ...], scalars: tuple[Any, ...], stream: int) -> None: ...
-def attend(q: Any, k: Any, v: Any, *arguments: Any) -> Any | None: ...
-def attend_cache(q: Any, k: Any, v: Any, *arguments: Any) -> Any | None: ...
+def attention(q: Any, k: Any, v: Any, values: tuple[Any, ...] = (), **arguments: Any) -> Any: ...
+def set_python(general: Callable[..., Any], renamed: Callable[[Exception, dict[str, str]], Exception]) -> None: ...
 def attend_program(
     q: Any,
     k: Any,
@@ -68,9 +70,9 @@ def attend_program_backward(
     kept: KeptMasks | None,
 ) -> tuple[Any, Any, Any] | None: ...
 def differentiable_forward(ctx: Any, q: Any, k: Any, v: Any, options: tuple[Any, ...]) -> Any: ...
-def attend_backward(
+def attention_backward(
     q: Any, k: Any, v: Any, out: Any, lse: Any, dout: Any, options: tuple[Any, ...]
-) -> tuple[Any, ...] | None: ...
+) -> tuple[Any, ...]: ...
 def set_eager(
     tensor: type,
     empty_like: Callable[[Any], Any],
@@ -81,6 +83,7 @@ def set_eager(
     deterministic: Callable[[], bool],
     matmul_precision: Callable[[], str],
     differentiate: Callable[[Any, Any, Any, tuple[Any, ...]], Any],
+    general_backward: Callable[..., tuple[Any, ...]],
     autocast: Callable[[], bool],
     autocast_of_cuda: Callable[[], bool],
     interceptors: tuple[Callable[[], Any], ...],

@@ -2,88 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-
 from flash_attention import _core
-from flash_attention.arguments.options import make_options, plain_masks, planned, with_tile
 from flash_attention.arguments.seeds import check_seed
-from flash_attention.options import Tensors
+from flash_attention.routes import route
 
 TYPE_CHECKING = False  # typing costs more to import than the rest of the package
 if TYPE_CHECKING:
     from typing import Any, Literal
-
-
-# Import statements, which torch.compile can follow: a compiled function may be the first to come here.
-def _run_of_torch():
-    from flash_attention.pytorch.autograd import run
-
-    return run
-
-
-def _run_of_arrays():
-    from flash_attention.arrays import run
-
-    return run
-
-
-def _run_of_jax():
-    from flash_attention.jax import run
-
-    return run
-
-
-def _run_program():
-    from flash_attention.flex.attention import run_program
-
-    return run_program
-
-
-def _run_prepared():
-    from flash_attention.flex.attention import run_prepared
-
-    return run_prepared
-
-
-def _blocks_as_program():
-    from flash_attention.flex.block_mask import as_program
-
-    return as_program
-
-
-# Which function runs the tensors of which library: run(tensors, options, seed, offset, return_lse).
-_LIBRARIES = {
-    "torch": _run_of_torch,
-    "numpy": _run_of_arrays,
-    "cupy": _run_of_arrays,
-    "jax": _run_of_jax,
-    "jaxlib": _run_of_jax,
-}
-_runs = {}
-
-# The direct route in one call, _core.attend: for this type, where nothing traces. Set at the first use of torch.
-eager_type = None
-state_of_torch = None  # of each thread, in which torch.compile keeps what it traces
-
-
-def is_tracing():
-    """Whether torch.compile traces the caller."""
-    if state_of_torch is None:
-        if "torch" not in sys.modules:
-            return False
-        from flash_attention.pytorch import autograd
-
-        autograd.connect()
-    try:
-        return state_of_torch.tracing_context is not None
-    except AttributeError:  # no trace yet in this thread; torch leaves None behind one, and an attribute is found faster
-        state_of_torch.tracing_context = None
-        return False
-
-
-# torch.compile calls it and keeps the answer, without a look at what it reads: that changes with the first use of the
-# package, and a trace that is begun anew must find what the one before has found.
-is_tracing._dynamo_marked_constant = True
 
 
 def attention(
@@ -171,41 +96,11 @@ def attention(
     Returns:
         out, laid out as q with head_dim_v as last size; or (out, lse). A row that sees no key is 0, its lse -inf.
     """
-    if tile is not None:
-        kernel = with_tile(kernel, tile)
-    if callable(getattr(block_mask, "mask_mod", None)):
-        block_mask, mask_mod = _blocks_as_program()(block_mask, mask_mod, q, k, layout)
-    plain = kernel is None and score_mod is None and mask_mod is None
-    plain = plain and q_descale is None and k_descale is None and v_descale is None and out_dtype is None
-    block_sizes, kept = (0, 0), None
-    if hidden_rows is not None or block_mask is not None or (mask is not None and type(mask) is not eager_type):
-        mask, hidden_rows, block_mask, kept = _bare_masks(mask, hidden_rows, block_mask)
-    if hidden_rows is not None or block_mask is not None:
-        seq_q = q.shape[-2 if layout == "bhsd" else -3] if len(q.shape) == 4 else None
-        hidden_rows, causal, window, block_mask, block_sizes = plain_masks(hidden_rows, causal, window, block_mask, seq_q)
-    elif (
-        not is_tracing()
-        and type(q) is eager_type
-        and plain
-        and kept is None
-        and not (return_lse or invariant or attention_chunk or precision != "auto")
-    ):
-        out = _core.attend(
-            q, k, v, causal, window, softcap, scale, dropout_p, deterministic, layout, alignment,
-            alibi_slopes, bias, mask, key_lengths, seqused_q, seqused_kv, sink,
-        )  # fmt: skip
-        if out is not None:
-            return out
-    tensors = Tensors(
-        q, k, v, bias, mask, alibi_slopes, sink, None, None, seqused_q, seqused_kv, key_lengths, hidden_rows, block_mask,
-    )  # fmt: skip
-    options = make_options(
-        scale=scale, softcap=softcap, causal=causal, alignment=alignment, window=window, dropout_p=dropout_p,
-        deterministic=deterministic, layout=layout, kernel=planned(kernel) if invariant else kernel,
-        block_sizes=block_sizes, attention_chunk=attention_chunk, precision=precision,
-    )  # fmt: skip
-    arguments = tensors, options, *check_seed(seed, offset), return_lse
-    return _run(arguments, (score_mod, mask_mod), (q_descale, k_descale, v_descale, out_dtype), kept)
+    return route()(q, k, v, (
+        causal, window, softcap, alibi_slopes, bias, mask, hidden_rows, block_mask, key_lengths, seqused_q, seqused_kv,
+        sink, dropout_p, seed, offset, scale, layout, alignment, deterministic, return_lse, kernel, score_mod, mask_mod,
+        invariant, tile, q_descale, k_descale, v_descale, out_dtype, attention_chunk, precision,
+    ))  # fmt: skip
 
 
 def attention_packed(
@@ -265,29 +160,17 @@ def attention_packed(
     The other arguments are those of attention(). Returns out [total_q, heads_q, head_dim_v], or (out, lse) with lse
     float32 [heads_q, total_q].
     """
-    if tile is not None:
-        kernel = with_tile(kernel, tile)
     if cu_seqlens_q is None:
         raise TypeError("cu_seqlens_q: expected int32 [batch + 1], got None")
     if cu_seqlens_kv is None:
         cu_seqlens_kv = cu_seqlens_q
         max_seqlen_kv = max_seqlen_kv or max_seqlen_q
-    block_sizes, kept = (0, 0), None
-    if hidden_rows is not None or block_mask is not None or (mask is not None and type(mask) is not eager_type):
-        mask, hidden_rows, block_mask, kept = _bare_masks(mask, hidden_rows, block_mask)
-    if hidden_rows is not None or block_mask is not None:
-        hidden_rows, causal, window, block_mask, block_sizes = plain_masks(hidden_rows, causal, window, block_mask)
-    tensors = Tensors(
-        q, k, v, bias, mask, alibi_slopes, sink, cu_seqlens_q, cu_seqlens_kv, seqused_q, seqused_kv, key_lengths,
-        hidden_rows, block_mask,
-    )  # fmt: skip
-    options = make_options(
-        scale=scale, softcap=softcap, causal=causal, alignment=alignment, window=window, dropout_p=dropout_p,
-        deterministic=deterministic, kernel=planned(kernel) if invariant else kernel, max_seqlen_q=max_seqlen_q or 0,
-        max_seqlen_kv=max_seqlen_kv or 0, block_sizes=block_sizes, attention_chunk=attention_chunk, precision=precision,
-    )  # fmt: skip
-    arguments = tensors, options, *check_seed(seed, offset), return_lse
-    return _run(arguments, (score_mod, mask_mod), (q_descale, k_descale, v_descale, out_dtype), kept)
+    return route()(q, k, v, (
+        causal, window, softcap, alibi_slopes, bias, mask, hidden_rows, block_mask, key_lengths, seqused_q, seqused_kv,
+        sink, dropout_p, seed, offset, scale, "bshd", alignment, deterministic, return_lse, kernel, score_mod, mask_mod,
+        invariant, tile, q_descale, k_descale, v_descale, out_dtype, attention_chunk, precision,
+    ), cu_seqlens_q=cu_seqlens_q, cu_seqlens_kv=cu_seqlens_kv, max_seqlen_q=max_seqlen_q,
+       max_seqlen_kv=max_seqlen_kv)  # fmt: skip
 
 
 def dropout_mask(shape: tuple[int, int, int, int], dropout_p: float, seed: int, offset: int = 0) -> Any:
@@ -302,64 +185,3 @@ def dropout_mask(shape: tuple[int, int, int, int], dropout_p: float, seed: int, 
         raise ValueError(f"shape: got {tuple(shape)}; expected (batch, heads_q, seq_q, seq_kv)")
     _core.fill_dropout_mask(keeps, *check_seed(seed, offset), dropout_p)
     return keeps
-
-
-def _bare_masks(mask, hidden_rows, block_mask):
-    from flash_attention.masks.prepared import bare_masks
-
-    return bare_masks(mask, hidden_rows, block_mask)
-
-
-def _run(arguments, functions, of_narrow, kept):
-    """By the function that runs such a call. `of_narrow`: descales and out_dtype, of 8-bit tensors. `kept`: where prepared
-    masks are."""
-    q = arguments[0].q
-    has_program = functions[0] is not None or functions[1] is not None
-    narrow = _is_narrow(q, *of_narrow)
-    if has_program and narrow:
-        raise NotImplementedError("score_mod, mask_mod: 8-bit tensors take neither")
-    if functions[1] is not None or is_tracing():  # not all masks are prepared, or others do it: torch.compile's graph
-        kept = None
-    if has_program:
-        return _run_program()(*arguments, *functions, kept)
-    if kept is not None and not narrow:
-        return _run_prepared()(*arguments, kept)
-    return _run_narrow()(*arguments, *of_narrow) if narrow else _run_of(q)(*arguments)
-
-
-def _is_narrow(q, q_descale, k_descale, v_descale, out_dtype):
-    """Whether q is of 8 bits, or something of the call says so."""
-    if not (q_descale is k_descale is v_descale is out_dtype is None):
-        return True
-    size = getattr(getattr(q, "dtype", None), "itemsize", 0)  # torch.fx's stand-ins have no number
-    return isinstance(size, int) and size == 1
-
-
-def _run_narrow():
-    from flash_attention.pytorch import narrow as torch_narrow
-
-    return torch_narrow.run
-
-
-def _run_of(q):
-    if is_tracing():
-        return _find_run(type(q))
-    run = _runs.get(type(q))
-    if run is None:
-        run = _runs[type(q)] = _find_run(type(q))
-    return run
-
-
-def _find_run(kind):
-    for base in kind.__mro__:
-        library = base.__module__.partition(".")[0]
-        if library in _LIBRARIES:
-            return _LIBRARIES[library]()
-    from flash_attention import any_array
-
-    if any_array.is_array(kind):
-        return any_array.run
-    raise TypeError(
-        f"q: expected a tensor of torch, NumPy, CuPy or JAX, or one with __dlpack__ or __cuda_array_interface__, "
-        f"got {kind.__name__}"
-    )

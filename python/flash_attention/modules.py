@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from flash_attention import _core, functional
 from flash_attention.arguments.head_dim import padded
 from flash_attention.functional import attention
+from flash_attention.routes import route
 
 
 class FlashAttention(torch.nn.Module):
@@ -32,11 +32,7 @@ class FlashAttention(torch.nn.Module):
         if causal is None:
             causal = self.options.get("causal", False)
         if not options and not self.options:
-            if self.kernel is None and not functional.is_tracing() and type(q) is functional.eager_type:
-                out = _core.attend(q, k, v, causal, (-1, -1), 0.0, None, 0.0, False, "bhsd", "bottom_right")
-                if out is not None:
-                    return out
-            return attention(q, k, v, causal=causal, layout="bhsd", kernel=self.kernel)
+            return route()(q, k, v, causal=causal, layout="bhsd", kernel=self.kernel)
         options = {"kernel": self.kernel, "layout": "bhsd", **self.options, **options, "causal": causal}
         if not self.training:
             options.pop("dropout_p", None)

@@ -2,7 +2,7 @@
 
 import torch
 
-from flash_attention import _core, functional
+from flash_attention import routes
 from flash_attention.arguments.head_dim import padded
 
 
@@ -28,13 +28,11 @@ def scaled_dot_product_attention(
 
     Inputs that the kernels do not take (float64, head_dim above 576) go to torch's own function.
     """
-    eager = not functional.is_tracing() and type(query) is type(key) is functional.eager_type
-    if eager and (enable_gqa or query.dim() != 4 or key.dim() != 4 or query.size(1) == key.size(1)):
-        out = _core.attend(
-            query, key, value, is_causal, _NO_WINDOW, 0.0, scale, dropout_p, False, "bhsd", "top_left", attn_mask
-        )
-        if out is not None:
-            return out
+    if attn_mask is None and _is_regular(query, key, value, dropout_p):
+        return routes.route()(
+            query, key, value, caller=_CALLER, causal=is_causal, scale=scale, dropout_p=dropout_p,
+            layout="bhsd", alignment="top_left",
+        )  # fmt: skip
     tensors = (query, key, value) if attn_mask is None else (query, key, value, attn_mask)
     if torch.overrides.has_torch_function(tensors) and not isinstance(query, torch.Tensor):  # a proxy of torch.fx
         keywords = {"scale": scale, "enable_gqa": enable_gqa}
@@ -72,9 +70,19 @@ def scaled_dot_product_attention(
     return out.reshape(*leading, *out.shape[1:]) if leading else out.squeeze(0)
 
 
-_NO_WINDOW = (-1, -1)
+_NAMES = {"q": "query", "k": "key", "v": "value", "bias": "attn_mask", "mask": "attn_mask", "causal": "is_causal"}
+_CALLER = routes.Caller(names=_NAMES, any_form=True, function="scaled_dot_product_attention")
 _torch_sdpa = torch.nn.functional.scaled_dot_product_attention
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def _is_regular(query, key, value, dropout_p):
+    """Whether the call is one of attention() as it stands: four axes, the same batch and heads."""
+    if not type(query) is type(key) is type(value) is torch.Tensor or query.is_nested or dropout_p == 1:
+        return False
+    shape, of_key = query.shape, key.shape
+    same = len(shape) == 4 and shape[:2] == of_key[:2] and of_key[:3] == value.shape[:3]
+    return same and query.dtype in _DTYPES and query.layout is torch.strided and 0 < shape[3] <= 576 and shape[1] > 0
 
 
 def _taken(query, key, value, dropout_p):

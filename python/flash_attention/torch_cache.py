@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flash_attention import _core, functional
+from flash_attention import _core
+from flash_attention.arguments.names import refusal
 from flash_attention.arguments.narrow import as_bytes, scale_tensor
 from flash_attention.arguments.options import make_options, planned
 from flash_attention.arguments.shapes import lse_shape
@@ -16,6 +17,7 @@ from flash_attention.options import NUM_OPTIONS, NUM_TENSORS, Options, Tensors
 from flash_attention.pytorch import flops as torch_flops
 from flash_attention.pytorch import ops as torch_ops
 from flash_attention.pytorch.gradients import refusing_gradients
+from flash_attention.routes import OVER_CACHE, route
 
 _CACHE_TENSORS = f"{torch_ops.TENSORS}, Tensor? page_table, Tensor? left_padding"
 _NUM_TENSORS = NUM_TENSORS + 2
@@ -72,18 +74,19 @@ def attention_over_cache(
 
     The other arguments are those of attention(). Returns out as q, or (out, lse); a backward pass through them is refused.
     """
-    plain = left_padding is None and cu_seqlens_q is None and seqused_q is None and alibi_slopes is None and mask is None
-    if (
-        plain and sink is None and kernel is None and not invariant and not latent and cache_dtype is None
-        and k_scale is None and v_scale is None and not attention_chunk
-        and not functional.is_tracing() and type(q) is functional.eager_type
-    ):  # fmt: skip
-        found = _core.attend_cache(
-            q, k, v, causal, window, softcap, scale, 0.0, False, "bshd", "bottom_right",
-            seqused_kv, page_table, return_lse, out,
-        )  # fmt: skip
-        if found is not None:
-            return refusing_gradients("attention_over_cache", found, q, k, v)
+    return route()(q, k, v, (
+        seqused_kv, page_table, left_padding, cu_seqlens_q, max_seqlen_q, seqused_q, causal, window, softcap, alibi_slopes,
+        mask, sink, scale, return_lse, kernel, invariant, k_scale, v_scale, cache_dtype, latent, attention_chunk, out,
+    ), caller=OVER_CACHE)  # fmt: skip
+
+
+def run(
+    q, k, v, *, seqused_kv=None, page_table=None, left_padding=None, cu_seqlens_q=None, max_seqlen_q=0, seqused_q=None,
+    causal=False, window=(-1, -1), softcap=0.0, alibi_slopes=None, mask=None, sink=None, scale=None, return_lse=False,
+    kernel=None, invariant=False, k_scale=None, v_scale=None, cache_dtype=None, latent=False, attention_chunk=0, out=None,
+    caller="attention_over_cache",
+):  # fmt: skip
+    """attention_over_cache() of any form."""
     sources = q, k, v, sink, alibi_slopes
     k, v, codes = as_bytes(k, v, cache_dtype)
     tensors = Tensors(
@@ -102,17 +105,17 @@ def attention_over_cache(
         out = found if out is None else out.copy_(found)
     else:
         out, lse = _forward(tensors, options, return_lse, *narrow, out=out)
-    return refusing_gradients("attention_over_cache", (out, lse) if return_lse else out, *sources)
+    return refusing_gradients(caller, (out, lse) if return_lse else out, *sources)
 
 
 def check_out(out, q, v):
     """What the kernels do not ask for themselves: they are told no type of out."""
     shape = [*q.shape[:-1], v.shape[-1]]
     if not isinstance(out, Tensor):
-        raise TypeError(f"out: expected a tensor, got {type(out).__name__}")
+        raise refusal(TypeError, "out", f"expected a tensor, got {type(out).__name__}")
     if list(out.shape) != shape or out.dtype != q.dtype or out.device != q.device:
         got = f"{out.dtype} {list(out.shape)} on {out.device}"
-        raise ValueError(f"out: got {got}; expected {q.dtype} {shape} on {q.device}")
+        raise refusal(ValueError, "out", f"got {got}; expected {q.dtype} {shape} on {q.device}")
 
 
 def _single(values):

@@ -33,7 +33,7 @@ def test_tensors_of_a_call_arrive_under_their_names(call, monkeypatch):
             self.name = name
 
     seen = []
-    monkeypatch.setattr(flash_attention.functional, "_run_of", lambda q: lambda tensors, *_: seen.append(tensors))
+    monkeypatch.setattr(flash_attention.routes, "run_of", lambda q: lambda tensors, *_: seen.append(tensors))
     packed = ("cu_seqlens_q", "cu_seqlens_kv") if call == "attention_packed" else ()
     names = [name for name in Tensors._fields[3:NUM_TENSORS] if not name.startswith("cu_") or name in packed]
     names = [name for name in names if name not in ("hidden_rows", "block_mask")]

@@ -15,7 +15,7 @@ void Call::read_pages(const Slots& tensors) {
   const auto strides_in_pages = [&](const Tensor& tensor, std::int64_t dim) -> Strides {
     if (tensor.sizes[0] != k.sizes[0] || tensor.sizes[seq_axis] != k.sizes[seq_axis] ||
         tensor.sizes[head_axis] != problem.heads_kv || tensor.sizes[3] != dim) {
-      refuse(tensor, "expected pages like those of k, with a head_dim of " + std::to_string(dim));
+      refuse(tensor, "expected pages like those of {k}, with a head_dim of " + std::to_string(dim));
     }
     if (tensor.empty()) return {};
     return {.batch = tensor.strides[0], .seq = tensor.strides[seq_axis], .head = tensor.strides[head_axis]};
@@ -49,17 +49,17 @@ void Call::read_scales(const Slots& tensors) {
       strides = {packed ? 0 : scale.strides[0], scale.strides[rows_axis], scale.strides[heads_axis]};
     } else if (scale.rank > 1 || (scale.rank == 1 && scale.sizes[0] != 1)) {
       refuse(scale,
-             "expected one number, " + axes({problem.batch, problem.heads_kv}) + " or one for each row and head of k");
+             "expected one number, " + axes({problem.batch, problem.heads_kv}) + " or one for each row and head of {k}");
     }
     if (problem.kv_scales != ScaleKind::none && problem.kv_scales != kind)
-      refuse(scale, "expected scales like those of k_scale, of " + std::string(to_string(problem.kv_scales)));
+      refuse(scale, "expected scales like those of {k_scale}, of " + std::string(to_string(problem.kv_scales)));
     problem.kv_scales = kind;
     if (scale.empty()) strides = {};
     return static_cast<const float*>(scale.data);
   };
   const Tensor &k_scale = tensors[Slot::k_scale], &v_scale = tensors[Slot::v_scale];
   if (k_scale.present() != v_scale.present())
-    refuse(k_scale.present() ? k_scale : v_scale, "k_scale and v_scale go together");
+    refuse(k_scale.present() ? k_scale : v_scale, "{k_scale} and {v_scale} go together");
   buffers.k_scale = read(k_scale, problem.k_scale_strides);
   buffers.v_scale = read(v_scale, problem.v_scale_strides);
 }

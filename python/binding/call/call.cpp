@@ -54,13 +54,13 @@ Call::Call(const Slots& tensors, const CallOptions& given, const std::string& co
     if (narrow_queries && tensor == &q) {
       cache_dtype_of(q, codes);
     } else if (!codes.empty() && tensor != &q) {
-      if (cache_dtype_of(*tensor, codes) != cache_dtype_of(k, codes)) refuse_dtype(*tensor, "the dtype of k");
+      if (cache_dtype_of(*tensor, codes) != cache_dtype_of(k, codes)) refuse_dtype(*tensor, "the dtype of {k}");
     } else if (dtype_of(*tensor) != dtype_of(q)) {
-      refuse_dtype(*tensor, "the dtype of q, " + q.describe());
+      refuse_dtype(*tensor, "the dtype of {q}, " + q.describe());
     }
   }
   if (v.sizes[v.rank - 1] == 0)  // which means "that of q" in a Problem
-    throw nb::value_error(("head_dim_v: got 0; allowed are 1 to " + std::to_string(max_head_dim)).c_str());
+    refuse_value("head_dim_v", "got 0; allowed are 1 to " + std::to_string(max_head_dim));
   problem = {.batch = packed ? 0 : q.sizes[0],
              .seq_q = packed ? given.max_seqlen_q : q.sizes[seq_axis_],
              .seq_kv = packed ? given.max_seqlen_kv : k.sizes[seq_axis_],
@@ -136,9 +136,8 @@ Call::Call(const Slots& tensors, const CallOptions& given, const std::string& co
 
 const Tensor& Call::here(const Tensor& tensor) const {
   if (!(tensor.device == options.device)) {
-    throw nb::value_error((std::string(tensor.name) + ": is on " + to_string(tensor.device) + "; q is on " +
-                           to_string(options.device) + ", and all must be on one device")
-                              .c_str());
+    refuse_value(tensor.name, "is on " + to_string(tensor.device) + "; {q} is on " + to_string(options.device) +
+                                  ", and all must be on one device");
   }
   return tensor;
 }

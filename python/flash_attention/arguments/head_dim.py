@@ -2,7 +2,29 @@
 
 import torch
 
+from flash_attention.arguments.tables import check_range
 from flash_attention.functional import attention, attention_packed
+
+
+def in_kernel_form(q, k, v, *, run, out=None, scale=None, return_lse=False, **given):
+    """run(q, k, v, ...) with zeros up to a multiple of 8 and rows without gaps.
+
+    Zeros change no score; the scale stays that of the real head dimension. Of a cache: numbers of 64 bits become int32,
+    and rows after those of q are left out.
+    """
+    for name in ("seqused_kv", "page_table"):
+        if getattr(given.get(name), "dtype", None) is torch.int64:
+            check_range(name, given[name], -(2**31), 2**31 - 1)
+            given[name] = given[name].to(torch.int32)
+    if given.get("caller") and given.get("page_table") is None and q.dim() == 4 and k.shape[0] > q.shape[0]:
+        k, v = k[: q.shape[0]], v[: q.shape[0]]
+    if out is None or v.shape[-1] % 8 == 0:
+        return _padded(run, q, k, v, scale, return_lse, **given, **({} if out is None else {"out": out}))
+    from flash_attention.torch_cache import check_out
+
+    check_out(out, q, v)
+    found = _padded(run, q, k, v, scale, return_lse, **given)
+    return (out.copy_(found[0]), found[1]) if return_lse else out.copy_(found)
 
 
 def padded(q, k, v, *, scale=None, return_lse=False, packed=None, **options):
@@ -22,13 +44,9 @@ def padded_narrow(q, k, v, **options):
 
 def padded_cache(q, k, v, *, scale=None, return_lse=False, out=None, **options):
     """attention_over_cache() in the same way."""
-    from flash_attention.torch_cache import attention_over_cache, check_out
+    from flash_attention.torch_cache import attention_over_cache
 
-    if out is None or v.shape[-1] % 8 == 0:
-        return _padded(attention_over_cache, q, k, v, scale, return_lse, out=out, **options)
-    check_out(out, q, v)
-    found = _padded(attention_over_cache, q, k, v, scale, return_lse, **options)
-    return (out.copy_(found[0]), found[1]) if return_lse else out.copy_(found)
+    return in_kernel_form(q, k, v, run=attention_over_cache, out=out, scale=scale, return_lse=return_lse, **options)
 
 
 def _padded(function, q, k, v, scale, return_lse, **options):

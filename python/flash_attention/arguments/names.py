@@ -1,4 +1,31 @@
-"""Errors that begin with the argument's name, for functions whose callers know it by another."""
+"""Names of arguments in errors.
+
+A refusal has two attributes besides its text: `argument`, by the name that attention() has for it, and `sentence`, in which
+the names of other arguments are in braces. An entrance whose caller knows other names has a constant table of them,
+{"page_table": "block_table"}; routes.py and the binding call renamed() where an error leaves attention().
+"""
+
+import re
+
+
+def refusal(kind, argument, sentence):
+    """An exception of that kind, "ARGUMENT: SENTENCE"."""
+    error = kind(f"{argument}: " + _MARK.sub(r"\1", sentence))
+    error.argument, error.sentence = argument, sentence
+    return error
+
+
+def renamed(error, names):
+    """The error in the caller's words; itself if it is no refusal of an argument."""
+    argument = getattr(error, "argument", None)
+    if argument is None:
+        return error
+    name, end = _HEAD.match(argument).groups()  # seqused_kv[0]
+    name = names.get(name, name) + end
+    sentence = _MARK.sub(lambda mark: names.get(mark[1], mark[1]), error.sentence)
+    found = type(error)(f"{name}: {sentence}")
+    found.argument, found.sentence = name, error.sentence
+    return found
 
 
 class Renamed:
@@ -17,3 +44,7 @@ class Renamed:
         there = ", ".join(self.names.get(argument, argument) for argument in arguments.split(", "))
         if rest and there != arguments:
             raise kind(f"{there}: {rest}") from error
+
+
+_MARK = re.compile(r"\{(\w+)\}")
+_HEAD = re.compile(r"(\w*)(.*)", re.DOTALL)

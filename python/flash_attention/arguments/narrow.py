@@ -4,6 +4,8 @@ import functools
 
 import torch
 
+from flash_attention.arguments.names import refusal
+
 _CODES = {torch.float8_e4m3fn: "float8_e4m3", torch.float8_e5m2: "float8_e5m2", torch.int8: "int8"}
 _NAMES = {
     "e4m3": "float8_e4m3",
@@ -24,7 +26,7 @@ def as_bytes(k, v, cache_dtype=None):
         return k, v, ""
     codes = _CODES.get(k.dtype) or _NAMES.get(cache_dtype, cache_dtype or "none")
     if v.dtype != k.dtype:
-        raise TypeError(f"v: got {v.dtype}; expected the dtype of k, {k.dtype}")
+        raise refusal(TypeError, "v", f"got {v.dtype}; expected the dtype of {{k}}, {k.dtype}")
     return k.view(torch.uint8), v.view(torch.uint8), codes
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 
+from flash_attention.arguments.names import refusal
 from flash_attention.options import Options, Tensors
 
 _LAYOUTS = {"bshd": False, "bhsd": True}
@@ -78,8 +79,8 @@ def _refusal(alignment, window, layout, precision):
         ("precision", precision, _PRECISIONS),
     ):
         if value not in tuple(allowed):
-            return ValueError(f"{name}: got {value!r}; allowed are {' and '.join(map(repr, allowed))}")
-    return ValueError(f"window: got {window!r}; expected (left, right)")
+            return refusal(ValueError, name, f"got {value!r}; allowed are {' and '.join(map(repr, allowed))}")
+    return refusal(ValueError, "window", f"got {window!r}; expected (left, right)")
 
 
 def with_tile(kernel, tile):

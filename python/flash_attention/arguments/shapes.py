@@ -1,5 +1,6 @@
 """Shapes that follow from the tensors of a call, for any library: Tensors and Options of flash_attention.options."""
 
+from flash_attention.arguments.names import refusal
 from flash_attention.options import Tensors
 
 
@@ -26,9 +27,9 @@ def check_tensors(tensors):
     for name, tensor in zip(Tensors._fields, tensors, strict=True):
         needed = name in ("q", "k", "v")
         if (needed or tensor is not None) and not hasattr(tensor, "ndim"):
-            raise TypeError(f"{name}: expected a tensor, got {type(tensor).__name__}")
+            raise refusal(TypeError, name, f"expected a tensor, got {type(tensor).__name__}")
         if needed and tensor.ndim != rank:
-            raise ValueError(f"{name}: got shape {list(tensor.shape)}; expected {rank} axes, {axes}")
+            raise refusal(ValueError, name, f"got shape {list(tensor.shape)}; expected {rank} axes, {axes}")
 
 
 def parts_of(name, tensor, count, leading="[batch, seq"):

@@ -2,6 +2,8 @@
 
 import torch
 
+from flash_attention.arguments.names import refusal
+
 
 def check_integers(name, tensor, shape, device=None):
     """Refuses all but int32 of that shape (a string as size is its name, and any number will do) on that device."""
@@ -35,7 +37,7 @@ def check_range(name, tensor, low, high):
     wrong = (tensor < low) | (tensor > high)
     if wrong.any():
         entry = wrong.nonzero()[0].tolist()
-        raise ValueError(f"{name}: entry {entry} is {int(tensor[tuple(entry)])}; allowed are {low} to {high}")
+        raise refusal(ValueError, name, f"entry {entry} is {int(tensor[tuple(entry)])}; allowed are {low} to {high}")
 
 
 def check_starts(name, starts, total, device=None):

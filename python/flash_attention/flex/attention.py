@@ -5,7 +5,7 @@ import sys
 
 import torch
 
-from flash_attention import functional
+from flash_attention import routes
 from flash_attention.arguments.options import make_options
 from flash_attention.arguments.seeds import signed
 from flash_attention.flex import passes
@@ -17,7 +17,7 @@ from flash_attention.pytorch import autograd as torch_autograd
 from flash_attention.pytorch.transforms import is_transformed
 from flash_attention.pytorch.untraced import untraced
 
-functional.is_tracing()  # at its first use it tells the binding what torch is
+routes.is_tracing()  # at its first use it tells the binding what torch is
 _AS_TORCH = {"alignment": "top_left", "layout": "bhsd"}
 _OPTIONS = make_options(**_AS_TORCH)
 
@@ -89,7 +89,7 @@ def run_program(tensors, options, seed, offset, return_lse, score_mod, mask_mod,
 def run_prepared(tensors, options, seed, offset, return_lse, kept):
     """attention() with masks that are data and kept. Nothing traces."""
     if not isinstance(tensors.q, torch.Tensor) or not tensors.q.is_cuda or is_transformed():
-        return functional._run_of(tensors.q)(tensors, options, seed, offset, return_lse)
+        return routes.run_of(tensors.q)(tensors, options, seed, offset, return_lse)
     return _attend(NoProgram(), tensors, options, seed, offset, return_lse, kept)
 
 

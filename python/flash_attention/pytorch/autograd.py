@@ -3,7 +3,8 @@
 import torch
 from torch._guards import _TLS
 
-from flash_attention import _core, functional
+from flash_attention import _core, routes
+from flash_attention.arguments.names import refusal
 from flash_attention.arguments.seeds import signed
 from flash_attention.arguments.shapes import check_tensors, score_width
 from flash_attention.options import NUM_TENSORS, Options, Tensors, made_deterministic
@@ -47,10 +48,10 @@ def run(tensors, options, seed, offset, return_lse):
         raise
     if is_transformed():
         out, lse, _ = TransformedAttention.apply(q, k, v, options, seed, offset, *(extras or _NO_EXTRAS))
-    elif wants_gradient and (functional.is_tracing() or not torch._C._is_tracing()):
+    elif wants_gradient and (routes.is_tracing() or not torch._C._is_tracing()):
         if torch.are_deterministic_algorithms_enabled():
             options = made_deterministic(options)
-        eager = not functional.is_tracing() and type(q) is functional.eager_type
+        eager = not routes.is_tracing() and type(q) is routes.eager_type
         if not eager:  # torch.compile wants each tensor once
             v = v.view_as(v) if v is q or v is k else v
             k = k.view_as(k) if k is q else k
@@ -92,19 +93,19 @@ class Attention(torch.autograd.Function):
 
 
 class PlainAttention(torch.autograd.Function):
-    """out of a plain call, from C to C: _core.attend() applies it."""
+    """out of a call in the kernels' form, from C to C: _core.attention() applies it."""
 
     forward = staticmethod(_core.differentiable_forward)
 
     @staticmethod
     def backward(ctx, dout):
         q, k, v, out, lse = ctx.saved_tensors
-        found = None
-        if not functional.is_tracing() and not torch.is_grad_enabled():
-            found = _core.attend_backward(q, k, v, out, lse, dout, ctx.options)
-        if found is None:
-            found = gradients(Tensors(q, k, v), ctx.options, out, lse, None, dout, None, False, False)
-        return *found[:3], None
+        traced = routes.is_tracing() or torch.is_grad_enabled()
+        return *(_plain_gradients if traced else _core.attention_backward)(q, k, v, out, lse, dout, ctx.options), None
+
+
+def _plain_gradients(q, k, v, out, lse, dout, options):
+    return gradients(Tensors(q, k, v), options, out, lse, None, dout, None, False, False)[:3]
 
 
 def _apply_in_eager(function):
@@ -116,8 +117,8 @@ _apply_attention = _apply_in_eager(Attention)
 
 
 def connect():
-    """Tells the binding and functional what torch is: from then on plain calls take the direct route (ops.py)."""
-    functional.state_of_torch = _TLS
+    """Tells the binding and routes.py what torch is: from then on eager calls are C functions."""
+    routes.state_of_torch = _TLS
     if not torch_ops.HAS_EXCHANGE:
         return
     _core.set_eager(
@@ -130,6 +131,7 @@ def connect():
         deterministic=torch._C._get_deterministic_algorithms,
         matmul_precision=torch.get_float32_matmul_precision,
         differentiate=_apply_in_eager(PlainAttention),
+        general_backward=_plain_gradients,
         autocast=is_any_autocast_enabled,
         autocast_of_cuda=torch.is_autocast_enabled,
         interceptors=(
@@ -141,25 +143,27 @@ def connect():
         profiler=vars(torch.autograd.profiler),
         options=Options,
     )
-    functional.eager_type = torch.Tensor
+    routes.eager_type = torch.Tensor
 
 
 def check(tensors):
     """Refuses what is no strided tensor of torch, and a mix of memory and of shapes alone."""
     q = tensors.q
     if tensors.k is None or tensors.v is None:
-        raise TypeError(f"{'k' if tensors.k is None else 'v'}: expected a tensor, got None")
+        raise refusal(TypeError, "k" if tensors.k is None else "v", "expected a tensor, got None")
     for name, tensor in zip(_NAMES, tensors, strict=True):
         if tensor is None:
             continue
         if not isinstance(tensor, torch.Tensor):
-            raise TypeError(f"{name}: expected a tensor of torch, as q is, got {type(tensor).__name__}")
+            raise refusal(TypeError, name, f"expected a tensor of torch, as {{q}} is, got {type(tensor).__name__}")
         if tensor.is_nested:
-            raise TypeError(f"{name}: got a nested tensor; attention_packed takes sequences end to end with cu_seqlens")
+            raise refusal(
+                TypeError, name, "got a nested tensor; attention_packed takes sequences end to end with cu_seqlens"
+            )
         if tensor.layout is not torch.strided:
-            raise TypeError(f"{name}: got layout {tensor.layout}; only torch.strided is allowed")
+            raise refusal(TypeError, name, f"got layout {tensor.layout}; only torch.strided is allowed")
         if tensor.is_meta is not q.is_meta:
-            raise ValueError(f"{name}: is on {tensor.device}; q is on {q.device}, and all must be on one device")
+            raise refusal(ValueError, name, f"is on {tensor.device}; {{q}} is on {q.device}, and all must be on one device")
 
 
 def is_plain(tensors):
@@ -188,9 +192,11 @@ def _as_taken(tensors, options):
 
 def refuse_gradient(name, score_mod):
     """An argument without a gradient that asks for one: it would not learn, and no error would say so."""
-    raise NotImplementedError(
-        f"{name}: requires a gradient, which is not computed; detach() it, or write it as a score_mod, {score_mod}, whose "
-        "tensors have gradients"
+    raise refusal(
+        NotImplementedError,
+        name,
+        f"requires a gradient, which is not computed; detach() it, or write it as a score_mod, {score_mod}, whose tensors "
+        "have gradients",
     )
 
 

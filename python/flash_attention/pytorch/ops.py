@@ -1,7 +1,7 @@
 """The library on torch tensors, by one of two routes; is_watched() chooses.
 
 - Direct: eager code calls the binding. It buys time: a microsecond or two, without torch's dispatcher. A plain call is one
-  C function from attention() to the launch (_core.attend, binding/eager.cpp).
+  C function from attention() to the launch (_core.attention, binding/attention.cpp).
 - Traced: torch.compile, torch.export, modes and tensor subclasses get torch.ops.flash_attention.forward and .backward. It
   buys a node that torch can see, with shapes, strides and gradients of its own.
 """

@@ -7,9 +7,9 @@
 
 namespace flash_attention::api {
 
-/// The one shape of a refusal: argument, what was got, what is allowed.
+/// Every refusal: the argument, the value that it got, and what is allowed. Braces mark the names of other arguments.
 [[noreturn]] inline void refuse(const std::string& argument, const std::string& got, const std::string& allowed) {
-  throw Error(ErrorCode::invalid_argument, argument + ": got " + got + "; " + allowed);
+  throw Error(ErrorCode::invalid_argument, argument, "got " + got + "; " + allowed);
 }
 
 inline void require(bool good, const char* argument, std::int64_t got, const char* allowed) {

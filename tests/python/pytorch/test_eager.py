@@ -1,4 +1,4 @@
-"""The fast path of a plain call: the same bits as the general path, and the general path wherever a call is not plain."""
+"""The eager route in C: the same bits as the general form in Python, which gets each call that C does not take."""
 
 import time
 import weakref
@@ -6,7 +6,8 @@ import weakref
 import flash_attention
 import pytest
 import torch
-from flash_attention import _core
+from flash_attention import _core, routes
+from flash_attention.arguments.names import renamed
 from flash_attention.flash_attn import flash_attn_func
 from flash_attention.pytorch import ops as torch_ops
 
@@ -21,17 +22,17 @@ PLAIN = {
 
 
 @pytest.fixture
-def short_calls(monkeypatch):
-    """The answers of the fast path, None where it declined."""
-    answers = []
-    original = _core.attend
+def in_python():
+    """The calls that _core.attention left to Python."""
+    calls = []
 
-    def counting(*arguments):
-        answers.append(original(*arguments))
-        return answers[-1]
+    def counting(*arguments, **options):
+        calls.append(options)
+        return routes.general(*arguments, **options)
 
-    monkeypatch.setattr(_core, "attend", counting)
-    return answers
+    _core.set_python(general=counting, renamed=renamed)
+    yield calls
+    _core.set_python(general=routes.general, renamed=renamed)
 
 
 def tensors(device, dtype=torch.float32):
@@ -44,22 +45,22 @@ def tensors_for(name, device):
     return tensors(device)
 
 
-def both_ways(name, q, k, v, short_calls):
-    """The result of the fast path, which was taken, and the same bits by the general path."""
+def both_ways(name, q, k, v, in_python):
+    """The result by C, and the same bits by Python."""
     flash_attention.attention(q, q, q)  # the first call loads what is needed
-    short_calls.clear()
+    in_python.clear()
     short = flash_attention.attention(q, k, v, **PLAIN[name])
-    assert len(short_calls) == 1 and short_calls[0] is short
-    long, _ = flash_attention.attention(q, k, v, return_lse=True, **PLAIN[name])
+    assert not in_python
+    long = routes.general(q, k, v, **PLAIN[name])
     assert torch.equal(short, long)
     return short, long
 
 
 @pytest.mark.skipif(not torch_ops.HAS_EXCHANGE, reason="torch is older than 2.11")
 @pytest.mark.parametrize("name", PLAIN)
-def test_same_bits_as_the_long_way(name, device, short_calls):
+def test_same_bits_as_the_long_way(name, device, in_python):
     q, k, v = tensors_for(name, device)
-    short, long = both_ways(name, q, k, v, short_calls)
+    short, long = both_ways(name, q, k, v, in_python)
     assert short.stride() == long.stride()
 
 
@@ -77,14 +78,13 @@ LAYOUTS = {
 
 @pytest.mark.skipif(not torch_ops.HAS_EXCHANGE, reason="torch is older than 2.11")
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_results_lie_as_empty_like_puts_them_and_are_freed(name, device, short_calls):
+def test_results_lie_as_empty_like_puts_them_and_are_freed(name, device, in_python):
     q = LAYOUTS[name](tensors(device)[0]).detach()
     leaves = [q.detach().requires_grad_() for _ in range(3)]
     results = [flash_attention.attention(q, q, q)]
-    assert short_calls[-1] is results[0] and results[0].grad_fn is None
-    assert torch.equal(results[0], flash_attention.attention(q, q, q, return_lse=True)[0])
+    assert not in_python and results[0].grad_fn is None
+    assert torch.equal(results[0], routes.general(q, q, q))
     results += torch.autograd.grad(flash_attention.attention(*leaves), leaves, results[0])
-    short_calls.clear()
     assert [result.stride() for result in results] == [torch.empty_like(q).stride()] * 4
     watched = [weakref.ref(result) for result in results]
     del results
@@ -106,30 +106,35 @@ def score_tensors(name, device):
 
 @pytest.mark.skipif(not torch_ops.HAS_EXCHANGE, reason="torch is older than 2.11")
 @pytest.mark.parametrize("name", ["bias", "mask", "both"])
-def test_bias_and_mask_go_the_short_way(name, device, short_calls):
+def test_bias_and_mask_go_the_short_way(name, device, in_python):
     q, k, v = tensors(device)
     flash_attention.attention(q, q, q)
-    short_calls.clear()
-    short = flash_attention.attention(q, k, v, **score_tensors(name, device))
-    assert len(short_calls) == 1 and short_calls[0] is short
+    in_python.clear()
+    options = score_tensors(name, device)
+    short = flash_attention.attention(q, k, v, **options)
+    assert not in_python
+    assert torch.equal(short, routes.general(q, k, v, **options))
 
 
 @pytest.mark.skipif(not torch_ops.HAS_EXCHANGE, reason="torch is older than 2.11")
 @pytest.mark.parametrize("wanted", ["q", "bias"])
 @pytest.mark.parametrize("name", ["bias", "both"])
-def test_bias_and_mask_with_gradients(name, wanted, device, short_calls):
+def test_bias_and_mask_with_gradients(name, wanted, device, in_python):
     q, k, v = tensors(device)
     options = score_tensors(name, device)
+    flash_attention.attention(q, q, q)
+    in_python.clear()
     short = flash_attention.attention(q, k, v, **options)
+    assert not in_python
     (q if wanted == "q" else options["bias"]).requires_grad_()
     long = flash_attention.attention(q, k, v, **options)
-    assert short_calls[-1] is None
+    assert len(in_python) == 1
     assert short.grad_fn is None and long.grad_fn is not None
     assert torch.equal(short, long)
 
 
 @pytest.mark.parametrize("change", ["autocast", "narrow_v", "odd", "strided", "slopes", "dropout", "parameter"])
-def test_declines_what_is_not_plain(change, device, short_calls):
+def test_goes_on_in_python_with_what_is_not_plain(change, device, in_python):
     q, k, v = tensors(device)
     options = {}
     if change == "narrow_v":
@@ -148,18 +153,30 @@ def test_declines_what_is_not_plain(change, device, short_calls):
         call = flash_attn_func if change in ("odd", "strided") else flash_attention.attention
         out = call(q, k, v, **options)
     assert out.shape == (2, 17, 4, v.shape[-1])
-    assert short_calls[:1] in ([], [None])
+    assert len(in_python) == 1
     assert out.grad_fn is None
     assert out.dtype == (torch.bfloat16 if change == "autocast" else torch.float32)
 
 
 @pytest.mark.skipif(not torch_ops.HAS_EXCHANGE, reason="torch is older than 2.11")
+@pytest.mark.parametrize("name", PLAIN)
+def test_lse_by_both_ways(name, device, in_python):
+    q, k, v = tensors_for(name, device)
+    flash_attention.attention(q, q, q)
+    in_python.clear()
+    short = flash_attention.attention(q, k, v, return_lse=True, **PLAIN[name])
+    assert not in_python
+    for ours, others in zip(short, routes.general(q, k, v, return_lse=True, **PLAIN[name]), strict=True):
+        assert torch.equal(ours, others)
+
+
+@pytest.mark.skipif(not torch_ops.HAS_EXCHANGE, reason="torch is older than 2.11")
 @pytest.mark.parametrize("wanted", ["q", "v", "all"])
 @pytest.mark.parametrize("name", PLAIN)
-def test_gradients_are_those_of_the_long_way(name, wanted, device, short_calls):
+def test_gradients_are_those_of_the_long_way(name, wanted, device, in_python):
     q, k, v = tensors_for(name, device)
     leaves = [tensor.requires_grad_() for letter, tensor in zip("qkv", (q, k, v), strict=True) if wanted in (letter, "all")]
-    short, long = both_ways(name, q, k, v, short_calls)
+    short, long = both_ways(name, q, k, v, in_python)
     dout = torch.randn_like(short)
     for ours, others in zip(torch.autograd.grad(short, leaves, dout), torch.autograd.grad(long, leaves, dout), strict=True):
         torch.testing.assert_close(ours, others, atol=1e-6, rtol=1e-5)
@@ -178,7 +195,7 @@ def test_gradients_with_what_torch_saves(device):
         out.sum().backward()
 
 
-def test_no_gradient_where_none_is_enabled(device, short_calls):
+def test_no_gradient_where_none_is_enabled(device, in_python):
     q, k, v = (tensor.requires_grad_() for tensor in tensors(device))
     with torch.no_grad():
         out = flash_attention.attention(q, k, v)

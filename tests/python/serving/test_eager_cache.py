@@ -1,11 +1,12 @@
-"""The fast path of a plain decoding step: the same bits as the general path, which every call that is not plain takes."""
+"""A step of decoding in C: the same bits as the general form in Python, which gets each step that C does not take."""
 
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from flash_attention import _core
-from flash_attention.flash_attn import flash_attn_with_kvcache
+from flash_attention import _core, routes
+from flash_attention.arguments.names import renamed
+from flash_attention.flash_attn import flash_attn_with_kvcache, kv_cache
 from flash_attention.pytorch import ops as torch_ops
 from flash_attention.torch_cache import attention_over_cache
 
@@ -27,20 +28,19 @@ NOT_PLAIN = {
 
 
 @pytest.fixture
-def short_calls(monkeypatch):
-    """The answers of the fast path, None where it declined."""
-    answers = []
-    original = _core.attend_cache
+def in_python():
+    """The calls that _core.attention left to Python."""
+    calls = []
 
-    def counting(*arguments):
-        answers.append(original(*arguments))
-        return answers[-1]
+    def counting(*arguments, **options):
+        calls.append(options)
+        return routes.general(*arguments, **options)
 
-    monkeypatch.setattr(_core, "attend_cache", counting)
     q = torch.randn(1, 1, 1, 8)
     attention_over_cache(q, q, q)  # the first call loads what is needed
-    answers.clear()
-    return answers
+    _core.set_python(general=counting, renamed=renamed)
+    yield calls
+    _core.set_python(general=routes.general, renamed=renamed)
 
 
 def step(device, paged):
@@ -57,17 +57,17 @@ def step(device, paged):
 
 def long_way(monkeypatch, arguments, options):
     with monkeypatch.context() as patch:
-        patch.setattr(_core, "attend_cache", lambda *_: None)
+        patch.setattr(kv_cache, "route", lambda: routes.general)
         return flash_attn_with_kvcache(*arguments, **options)
 
 
 @pytest.mark.parametrize("paged", [False, True])
 @pytest.mark.parametrize("name", PLAIN)
-def test_same_bits_as_the_long_way(name, paged, device, short_calls, monkeypatch):
+def test_same_bits_as_the_long_way(name, paged, device, in_python, monkeypatch):
     arguments, options = step(device, paged)
     options |= PLAIN[name]
     short = flash_attn_with_kvcache(*arguments, **options)
-    assert len(short_calls) == 1 and short_calls[0] is short
+    assert not in_python
     long = long_way(monkeypatch, arguments, options)
     for one, other in zip(short, long, strict=True) if isinstance(short, tuple) else [(short, long)]:
         assert torch.equal(one, other)
@@ -75,20 +75,19 @@ def test_same_bits_as_the_long_way(name, paged, device, short_calls, monkeypatch
 
 
 @pytest.mark.parametrize("name", NOT_PLAIN)
-def test_others_go_the_long_way(name, device, short_calls):
+def test_others_go_the_long_way(name, device, in_python):
     arguments, options = step(device, False)
     more = {key: value.to(device) if isinstance(value, torch.Tensor) else value for key, value in NOT_PLAIN[name].items()}
     flash_attn_with_kvcache(*arguments, **options, **more)
-    assert short_calls in ([], [None])
+    assert len(in_python) == 1
 
 
-def test_wrong_arguments_are_named_as_before(device, short_calls):
+def test_wrong_arguments_are_named_as_before(device, in_python):
     arguments, options = step(device, True)
     with pytest.raises((TypeError, ValueError), match=r"block_table|page_table"):
         flash_attn_with_kvcache(*arguments, **(options | {"block_table": options["block_table"].float()}))
     with pytest.raises((TypeError, ValueError), match="cache_seqlens"):
         flash_attn_with_kvcache(*arguments, **(options | {"cache_seqlens": options["cache_seqlens"][:1]}))
-    assert all(answer is None for answer in short_calls)
 
 
 def steps_of_several_sizes(device):
@@ -108,18 +107,18 @@ def check_step(step):
     torch.testing.assert_close(got.double(), expected, atol=1e-5, rtol=1e-4)
 
 
-def test_workspaces_of_several_sizes(device, short_calls):
+def test_workspaces_of_several_sizes(device, in_python):
     for step in steps_of_several_sizes(device):
         check_step(step)
-    assert len(short_calls) == 12 and all(answer is not None for answer in short_calls)
+    assert not in_python
 
 
-def test_workspaces_of_several_threads(device, short_calls):
+def test_workspaces_of_several_threads(device, in_python):
     """All on the default stream, one of whose workspaces is kept from call to call."""
     steps = steps_of_several_sizes(device)
     with ThreadPoolExecutor(4) as threads:
         list(threads.map(check_step, steps * 4))
-    assert len(short_calls) == 48 and all(answer is not None for answer in short_calls)
+    assert not in_python
 
 
 def test_workspaces_of_several_streams():

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flash_attention import _core, functional
 from flash_attention.arguments.head_dim import padded
 from flash_attention.arguments.shapes import parts_of
 from flash_attention.compat.flash_attn.kv_cache import flash_attn_with_kvcache
@@ -25,6 +24,7 @@ from flash_attention.compat.flash_attn.passes import (  # noqa: F401 (where Flas
     plain_options,
 )
 from flash_attention.compat.flash_attn.weights import signed_weights
+from flash_attention.routes import Caller, route
 
 __all__ = [
     "flash_attn_func",
@@ -49,6 +49,9 @@ def __getattr__(name: str):
         return flash_attn_gpu
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
+
+_NAMES = {"window": "window_size", "scale": "softmax_scale", "sink": "learnable_sink"}  # what callers know ours by
+_CALLER = Caller(names=_NAMES, any_form=True, function="flash_attn_func")
 
 USE_TRITON_ROCM = False  # asked by FlashAttention-2's tests, as is the next
 
@@ -85,13 +88,12 @@ def flash_attn_func(
     Returns out as q; with return_attn_probs (out, softmax_lse [batch, heads, seq_q], S_dmask): S_dmask is empty without
     dropout, else exp(score - row maximum) [batch, heads, seq_q, seq_k], negative where dropout dropped it.
     """
-    if not functional.is_tracing() and type(q) is functional.eager_type and not (return_attn_probs or fa3):
-        out = _core.attend(
-            q, k, v, causal, window_size, softcap, softmax_scale, dropout_p, deterministic, "bshd", "bottom_right",
-            alibi_slopes, None, None, learnable_sink, s_aux,
+    if not (return_attn_probs or fa3):
+        return route()(
+            q, k, v, caller=_CALLER, causal=causal, window=window_size, softcap=softcap, scale=softmax_scale,
+            dropout_p=dropout_p, deterministic=deterministic, alibi_slopes=alibi_slopes,
+            sink=s_aux if learnable_sink is None else learnable_sink,
         )  # fmt: skip
-        if out is not None:
-            return out
     options = _options(
         dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, learnable_sink, s_aux
     )

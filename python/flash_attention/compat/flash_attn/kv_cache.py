@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-from flash_attention import _core, functional
 from flash_attention.append import append_kv
 from flash_attention.arguments.head_dim import padded_cache
 from flash_attention.arguments.names import Renamed
@@ -15,6 +14,7 @@ from flash_attention.compat.flash_attn.kv_append import append_and_turn
 from flash_attention.compat.flash_attn.kv_arguments import CacheCall, check_room
 from flash_attention.compat.flash_attn.options_of_3 import options_of_3
 from flash_attention.pytorch.gradients import refusing_gradients
+from flash_attention.routes import Caller, is_tracing, route
 from flash_attention.torch_cache import attention_over_cache
 
 
@@ -80,27 +80,25 @@ def flash_attn_with_kvcache(
     """
     if block_table is not None and type(cache_seqlens) is Tensor and cache_seqlens.is_cuda:
         _check_room_once(block_table, cache_seqlens, k_cache, k)
-    # A step of decoding, as servers call it: one C function, for calls whose work takes no longer than the way to it.
-    if (
-        k is None and v is None and rotary_cos is None and rotary_sin is None
-        and cache_batch_idx is None and cache_leftpad is None and cu_seqlens_q is None and cu_seqlens_k_new is None
-        and alibi_slopes is None and learnable_sink is None and s_aux is None
-        and qv is None and k_descale is None and v_descale is None and not fa3 and not invariant
-        and (block_table is None or page_table is None)
-        and not functional.is_tracing() and type(q) is functional.eager_type
-        and type(cache_seqlens) is functional.eager_type
-    ):  # fmt: skip
-        found = _core.attend_cache(
-            q, k_cache, v_cache, causal, window_size, softcap, softmax_scale, 0.0, False, "bshd", "bottom_right",
-            cache_seqlens, page_table if block_table is None else block_table, return_softmax_lse, None,
-        )  # fmt: skip
-        if found is not None:
-            if not torch.is_grad_enabled():
-                return found
-            return refusing_gradients("flash_attn_with_kvcache", found, q, k_cache, v_cache)
     if block_table is not None and page_table is not None:
         raise ValueError("page_table: is given besides block_table; allowed is one of the two")
     table = page_table if block_table is None else block_table
+    if (
+        k is None and v is None and rotary_cos is None and rotary_sin is None
+        and cache_batch_idx is None and cache_leftpad is None and cu_seqlens_q is None and cu_seqlens_k_new is None
+        and qv is None and k_descale is None and v_descale is None and not fa3 and type(cache_seqlens) is Tensor
+    ):  # fmt: skip
+        try:  # a step of decoding, as servers call it
+            return route()(
+                q, k_cache, v_cache, caller=_CALLER, seqused_kv=cache_seqlens, page_table=table, causal=causal,
+                window=window_size, softcap=softcap, scale=softmax_scale, alibi_slopes=alibi_slopes,
+                sink=s_aux if learnable_sink is None else learnable_sink, invariant=invariant,
+                return_lse=return_softmax_lse,
+            )  # fmt: skip
+        except (TypeError, ValueError, RuntimeError):
+            rotary = (None, None, rotary_interleaved, None)
+            CacheCall(q, (k_cache, v_cache), (k, v), rotary, cache_seqlens, None, None, table)  # refuses most of it itself
+            raise
     if page_table is not None and cache_batch_idx is not None:  # FlashAttention-3 has rows of its table, too
         rows = as_int32("cache_batch_idx", cache_batch_idx, ("batch",), page_table.device)
         check_range("cache_batch_idx", rows, 0, len(page_table) - 1)
@@ -127,13 +125,14 @@ def flash_attn_with_kvcache(
         raise ValueError(f"{given}: is given alone; k_descale and v_descale go together")
     starts = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k_new": cu_seqlens_k_new, "max_seqlen_q": max_seqlen_q}
     rotary = (rotary_cos, rotary_sin, rotary_interleaved, rotary_seqlens)
-    unusual = (rotary_cos, rotary_sin, cache_batch_idx, cache_leftpad, cu_seqlens_q, cu_seqlens_k_new)
-    plain = _is_plain(q, (k_cache, v_cache), (k, v), cache_seqlens, table) and all(value is None for value in unusual)
 
     def checked():
         return CacheCall(
             q, (k_cache, v_cache), (k, v), rotary, cache_seqlens, cache_batch_idx, cache_leftpad, table, **starts
         )
+
+    unusual = (rotary_cos, rotary_sin, cache_batch_idx, cache_leftpad, cu_seqlens_q, cu_seqlens_k_new)
+    plain = _is_plain(q, (k_cache, v_cache), (k, v), cache_seqlens, table) and all(value is None for value in unusual)
 
     if plain:
         try:
@@ -162,6 +161,7 @@ _OF_ATTENTION = {
     "k_scale": "k_descale",
     "v_scale": "v_descale",
 }
+_CALLER = Caller(over_cache=True, names=_OF_ATTENTION, any_form=True, function="flash_attn_with_kvcache")
 
 
 def _is_plain(q, caches, new, lengths, table):
@@ -187,7 +187,7 @@ def _plain_step(q, k_cache, v_cache, k, v, lengths, table, options):
 
 
 def _check_room_once(table, lengths, k_cache, new):
-    if functional.is_tracing() or table in _with_room or torch.cuda.is_current_stream_capturing():
+    if is_tracing() or table in _with_room or torch.cuda.is_current_stream_capturing():
         return
     most = int(lengths.max()) if len(lengths) else 0
     most += new.shape[1] if new is not None and new.dim() == 4 else 0

@@ -1,0 +1,110 @@
+#include "arguments.h"
+
+#include <array>
+#include <span>
+#include <vector>
+
+namespace flash_attention::python {
+namespace {
+
+constexpr const char* names_of_arguments[] = {
+#define FLASH_ATTENTION_NAME(name) #name,
+    FLASH_ATTENTION_CALL_TENSORS(FLASH_ATTENTION_NAME) FLASH_ATTENTION_CALL_ARGUMENTS(FLASH_ATTENTION_NAME)
+#undef FLASH_ATTENTION_NAME
+};
+
+constexpr int order_of_attention[] = {
+    arg_causal,        arg_window,     arg_softcap,     arg_alibi_slopes, arg_bias,       arg_mask,
+    arg_hidden_rows,   arg_block_mask, arg_key_lengths, arg_seqused_q,    arg_seqused_kv, arg_sink,
+    arg_dropout_p,     arg_seed,       arg_offset,      arg_scale,        arg_layout,     arg_alignment,
+    arg_deterministic, arg_return_lse, arg_kernel,      arg_score_mod,    arg_mask_mod,   arg_invariant,
+    arg_tile,          arg_q_descale,  arg_k_descale,   arg_v_descale,    arg_out_dtype,  arg_attention_chunk,
+    arg_precision};
+
+constexpr int order_of_cache[] = {
+    arg_seqused_kv,  arg_page_table, arg_left_padding,    arg_cu_seqlens_q, arg_max_seqlen_q, arg_seqused_q,
+    arg_causal,      arg_window,     arg_softcap,         arg_alibi_slopes, arg_mask,         arg_sink,
+    arg_scale,       arg_return_lse, arg_kernel,          arg_invariant,    arg_k_scale,      arg_v_scale,
+    arg_cache_dtype, arg_latent,     arg_attention_chunk, arg_out};
+
+/// Which argument each of a call's keywords is; -1 for one that is none.
+std::vector<int> places_of(PyObject* names) {
+  static PyObject* interned[num_arguments];
+  if (interned[0] == nullptr) {
+    for (int i = 0; i < num_arguments; ++i) interned[i] = PyUnicode_InternFromString(names_of_arguments[i]);
+  }
+  std::vector<int> places;
+  for (Py_ssize_t n = 0, count = PyTuple_Size(names); n < count; ++n) {
+    PyObject* const name = PyTuple_GetItem(names, n);
+    int place = -1;
+    for (int i = 3; i < num_arguments && place < 0; ++i) {
+      if (name == interned[i] || PyUnicode_Compare(name, interned[i]) == 0) place = i;
+    }
+    places.push_back(place);
+  }
+  return places;
+}
+
+/// The same, remembered: the keywords of a call in a program are one tuple for its life.
+const std::vector<int>& known_places(PyObject* names) {
+  struct Known {
+    PyObject* names = nullptr;
+    std::vector<int> places;
+  };
+  static std::array<Known, 32> all;  // guarded by the GIL
+  static std::size_t next = 0;
+  for (const Known& known : all) {
+    if (known.names == names) return known.places;
+  }
+  Known& known = all[next++ % all.size()];
+  Py_INCREF(names);
+  Py_XDECREF(known.names);
+  known = {names, places_of(names)};
+  return known.places;
+}
+
+}  // namespace
+
+Given::Given(PyObject* const* args, Py_ssize_t count, PyObject* names) {
+  known_ = count == 3 || (count == 4 && PyTuple_CheckExact(args[3]));
+  for (Py_ssize_t i = 0; i < count && i < 3; ++i) values_[i] = args[i];
+  if (names != nullptr) {
+    PyObject* const* value = args + count;
+    for (const int place : known_places(names)) {
+      if (place >= 0) {
+        values_[place] = *value;
+      } else {
+        known_ = false;
+      }
+      ++value;
+    }
+  }
+  if (!known_ || count == 3) return;
+  const std::span<const int> order = over_cache() ? std::span<const int>(order_of_cache) : order_of_attention;
+  const Py_ssize_t size = PyTuple_Size(args[3]);
+  known_ = size <= static_cast<Py_ssize_t>(order.size());
+  for (Py_ssize_t i = 0; known_ && i < size; ++i) values_[order[static_cast<std::size_t>(i)]] = PyTuple_GetItem(args[3], i);
+}
+
+PyObject* Given::of_caller(int field) const {
+  PyObject* const caller = values_[arg_caller];
+  return caller != nullptr && PyTuple_Check(caller) ? PyTuple_GetItem(caller, field) : nullptr;
+}
+
+bool Given::is_off(int argument) const {
+  PyObject* const value = values_[argument];
+  if (value == nullptr || value == Py_None || value == Py_False) return true;
+  return PyLong_CheckExact(value) && PyObject_IsTrue(value) == 0;
+}
+
+void add_arguments(nb::module_& module) {
+  const auto names = [](std::span<const int> order) {
+    nb::list list;
+    for (const int argument : order) list.append(nb::str(names_of_arguments[argument]));
+    return nb::tuple(list);
+  };
+  module.attr("arguments") = names(order_of_attention);
+  module.attr("cache_arguments") = names(order_of_cache);
+}
+
+}  // namespace flash_attention::python

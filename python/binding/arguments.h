@@ -1,0 +1,56 @@
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include "call/call.h"
+
+// The arguments of attention() as Python gives them: those of flash_attention.attention(), attention_packed() and
+// attention_over_cache() together.
+
+namespace flash_attention::python {
+
+// clang-format off
+/// Besides the tensors of Slot.
+#define FLASH_ATTENTION_CALL_ARGUMENTS(X)                                                                     \
+  X(causal) X(window) X(softcap) X(scale) X(dropout_p) X(deterministic) X(layout) X(alignment) X(precision)   \
+  X(return_lse) X(out) X(caller) /* flash_attention.routes.Caller */                                          \
+  X(seed) X(offset) X(max_seqlen_q) X(max_seqlen_kv)                                                          \
+  X(kernel) X(tile) X(invariant) X(attention_chunk) X(score_mod) X(mask_mod)                                  \
+  X(q_descale) X(k_descale) X(v_descale) X(out_dtype) X(cache_dtype) X(latent)
+// clang-format on
+
+/// The tensors have the numbers of Slot.
+enum Argument {
+#define FLASH_ATTENTION_ARGUMENT(name) arg_##name,
+  FLASH_ATTENTION_CALL_TENSORS(FLASH_ATTENTION_ARGUMENT) FLASH_ATTENTION_CALL_ARGUMENTS(FLASH_ATTENTION_ARGUMENT)
+      num_arguments
+#undef FLASH_ATTENTION_ARGUMENT
+};
+
+/// (q, k, v, values, *, name=value, ...). `values` may be left out: a tuple of the first arguments in a fixed order, that
+/// of attention() or, for a cache, that of attention_over_cache().
+class Given {
+ public:
+  /// As a C function of METH_FASTCALL | METH_KEYWORDS gets them.
+  Given(PyObject* const* args, Py_ssize_t count, PyObject* names);
+
+  bool known() const { return known_; }  ///< q, k, v, and no name but those above
+  bool over_cache() const { return of_caller(0) == Py_True; }
+  PyObject* names_of_caller() const { return of_caller(1); }  ///< {argument: what the caller calls it}, None or null
+  PyObject* operator[](int argument) const { return values_[argument]; }
+  PyObject* const* qkv() const { return values_; }
+
+  /// Left out, None, False or 0.
+  bool is_off(int argument) const;
+
+ private:
+  PyObject* of_caller(int field) const;
+
+  PyObject* values_[num_arguments] = {};  ///< null: left out
+  bool known_ = true;
+};
+
+/// Adds `arguments` and `cache_arguments`, the names in those orders.
+void add_arguments(nb::module_& module);
+
+}  // namespace flash_attention::python
