@@ -50,6 +50,16 @@ std::string error_of(const std::function<void()>& call) {
   return "";
 }
 
+TEST(PreparedMasks, OfTheOtherDiagonalAreRefused) {
+  MaskedCall call;
+  call.problem.seq_kv = 350;
+  call.options.prepared_mask.stamp = call.asked().stamp;
+  call.problem.alignment = Alignment::top_left;
+  EXPECT_NE(call.asked().stamp, call.options.prepared_mask.stamp);
+  const std::string message = error_of([&] { forward(call.problem, call.buffers, call.options); });
+  EXPECT_TRUE(message.starts_with("prepared_mask")) << message;
+}
+
 struct Change {
   const char* name;
   void (*make)(MaskedCall&);

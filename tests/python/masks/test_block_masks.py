@@ -56,6 +56,26 @@ def test_torch_by_its_fields():
     assert torch.equal(attention(q, k, v, block_mask=whole), attention(q, k, v, block_mask=mask))
 
 
+@pytest.mark.parametrize("layout", ["bshd", "bhsd"])
+def test_full_blocks_of_torch(layout):
+    """Most blocks below the diagonal and some of the band are full: torch lists them apart from those in which its function
+    decides."""
+    shown = lambda b, h, i, j: (i + h >= j) & (i - j < 70)  # noqa: E731
+    mask = create_block_mask(shown, 2, 4, 100, 100, device="cpu", BLOCK_SIZE=16)
+    assert mask.full_kv_num_blocks.sum() > 0 and mask.kv_num_blocks.sum() > 0
+    i, j, h = torch.arange(100)[:, None], torch.arange(100)[None], torch.arange(4)[:, None, None]
+    visible = shown(0, h, i, j)[None]
+
+    def call(q, k, v):
+        given = [x if layout == "bshd" else x.transpose(1, 2) for x in (q, k, v)]
+        out, lse = attention(*given, block_mask=mask, layout=layout, return_lse=True)
+        return (out if layout == "bshd" else out.transpose(1, 2)), lse
+
+    check(call, inputs(100, 100), visible)
+    out = flash_attention.flex_attention(*(x.transpose(1, 2) for x in inputs(100, 100)), block_mask=mask, enable_gqa=True)
+    assert torch.equal(out.transpose(1, 2), call(*inputs(100, 100))[0])
+
+
 @pytest.mark.parametrize("create", [create_block_mask, flash_attention.create_block_mask], ids=["torch", "ours"])
 @pytest.mark.parametrize("layout", ["bshd", "bhsd"])
 def test_a_function_inside(create, layout):

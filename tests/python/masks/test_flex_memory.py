@@ -4,6 +4,7 @@ import functools
 
 import pytest
 import torch
+from flash_attention import flex_attention
 from flash_attention.flex.program import record
 
 FACTORS = (1.5, 7.25)
@@ -159,3 +160,42 @@ def test_that_it_is_not_recorded_again():
         return mod
 
     assert record(make()).text is record(make()).text
+
+
+def test_a_shape_that_the_function_asks_for():
+    def make(table):
+        return lambda s, b, h, i, j: s + table[j % table.shape[0]] * len(table)
+
+    assert [record(make(torch.ones(size))).numbers for size in (5, 7)] == [[5, 5.0], [7, 7.0]]
+
+
+def test_whether_gradients_are_wanted():
+    """Under no_grad nothing is detached, as nothing is differentiated; the same function may have gradients later."""
+
+    def mod(s, b, h, i, j):
+        with torch.no_grad():
+            factor = torch.tanh(s)
+        return s * factor
+
+    q = torch.randn(1, 1, 8, 16, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    with torch.no_grad():
+        flex_attention(q, q, q, mod)
+    other = lambda s, b, h, i, j: s * torch.tanh(s).detach()  # noqa: E731
+    got, want = (torch.autograd.grad(flex_attention(q, q, q, m).square().sum(), q)[0] for m in (mod, other))
+    assert torch.equal(got, want)
+
+
+def test_whether_a_tensor_wants_a_gradient():
+    """Its derivatives are written down only then."""
+
+    def make(table):
+        return lambda s, b, h, i, j: s + torch.nn.functional.gelu(table[j])
+
+    table = torch.randn(16, generator=torch.Generator().manual_seed(0))
+    q = torch.randn(1, 1, 16, 16, generator=torch.Generator().manual_seed(1))
+    flex_attention(q, q, q, make(table))
+    learned = table.clone().requires_grad_()
+    (got,) = torch.autograd.grad(flex_attention(q, q, q, make(learned)).square().sum(), learned)
+    scores = q @ q.mT / 4 + torch.nn.functional.gelu(learned)
+    (want,) = torch.autograd.grad((torch.softmax(scores, -1) @ q).square().sum(), learned)
+    assert (got - want).abs().max() <= 1e-5
