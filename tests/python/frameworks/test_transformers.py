@@ -31,6 +31,7 @@ LIKE_OTHERS = (
     "qwen2", "qwen3", "gemma", "phi3", "gpt_neox", "olmo2", "starcoder2", "stablelm", "mixtral", "smollm3", "glm",
     "nemotron",
 )  # fmt: skip
+COMPILED = ("llama", "mistral", "gemma3_text")  # of which compiled code is tested every time: no mask, one, and two of them
 REFUSED = {
     "codegen": {**OLD_SIZES, "rotary_dim": 4}, "bloom": {"n_layer": 2, "n_head": 4}, "gptj": {**OLD_SIZES, "rotary_dim": 4},
     "xglm": {"d_model": 32, "num_layers": 2, "attention_heads": 4, "ffn_dim": 32}, "falcon": {"head_dim": None},
@@ -99,6 +100,26 @@ def test_model(kind, device):
         calls.append(logits.detach())
         torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten()).backward()
     assert_close(calls[1], calls[0], "logits")
+    for (name, a), b in zip(ours.named_parameters(), eager.parameters(), strict=True):
+        if b.grad is not None:
+            assert_close(a.grad, b.grad, f"gradient of {name}")
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=pytest.mark.long_tail if kind not in COMPILED else ()) for kind in MODELS]
+)
+def test_compiles_to_one_graph(kind):
+    """Logits and gradients without a graph break, of tokens that are padded."""
+    torch._dynamo.reset()
+    eager, ours = build(kind, MODELS[kind], "eager"), build(kind, MODELS[kind], "exact_attention")
+    ours.load_state_dict(eager.state_dict())
+    compiled = torch.compile(ours, fullgraph=True, backend="aot_eager")
+    tokens, mask = padded_tokens("right")
+    seen = mask.bool()
+    logits = [model(tokens, attention_mask=mask).logits[seen] for model in (compiled, eager)]
+    assert_close(*logits, "logits")
+    for found in logits:
+        found.square().sum().backward()
     for (name, a), b in zip(ours.named_parameters(), eager.parameters(), strict=True):
         if b.grad is not None:
             assert_close(a.grad, b.grad, f"gradient of {name}")
