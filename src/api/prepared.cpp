@@ -119,7 +119,7 @@ Prepared::Prepared(const Problem& given, const Problem& normalised, Plan chosen,
 const Kernel& Prepared::kernel(void* stream) const {
   if (const Kernel* kernel = ready_.load(std::memory_order_acquire)) return *kernel;
   std::call_once(loaded_, [this, stream] {
-    kernel_ = backend_of(device.device).load(plan, device, stream);
+    kernel_ = backend_of(device.device).load(problem, plan, device, stream);
     ready_.store(kernel_.get(), std::memory_order_release);
   });
   return *kernel_;

@@ -27,8 +27,9 @@ struct Backend {
   int (*threads)() = nullptr;                      // at this moment; plans depend on them. Null: plans do not
   int (*num_sms)() = nullptr;  // if a device's number can change, for tests: as threads. 0: the device's own
 
-  /// Makes a plan executable. `stream` is the call's: while it is captured nothing can be compiled, which is refused.
-  std::unique_ptr<Kernel> (*load)(const Plan& plan, const DeviceInfo& device, void* stream);
+  /// Makes the plan of a problem executable. `stream` is the call's: while it is captured nothing can be compiled, which is
+  /// refused.
+  std::unique_ptr<Kernel> (*load)(const Problem& problem, const Plan& plan, const DeviceInfo& device, void* stream);
   /// The same for one launch with a separate parameter, and for a kernel outside of all plans. Null: no GPU kernels.
   std::unique_ptr<LaunchedKernel> (*load_launch)(const Launch& launch, const DeviceInfo& device, void* stream) = nullptr;
   std::unique_ptr<PlainKernel> (*load_plain)(const std::string& unit, const std::string& entry,

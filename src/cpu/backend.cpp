@@ -80,8 +80,10 @@ struct Steps {
 
 class CpuKernel final : public Kernel {
  public:
-  CpuKernel(Steps steps, Steps steps_in_bfloat16, const ProgramRunner& program)
-      : steps_(steps), steps_in_bfloat16_(steps_in_bfloat16), program_(program) {}
+  CpuKernel(Steps steps, Steps steps_in_bfloat16, const Problem& problem, Pass pass, const ProgramRunner& runner)
+      : steps_(steps), steps_in_bfloat16_(steps_in_bfloat16) {
+    if (!problem.program.empty()) program_.emplace(problem, pass, runner);
+  }
 
   void launch(const Problem& problem, const Plan& plan, const Buffers& buffers, const Options& options) const override {
     struct Loop {
@@ -91,9 +93,9 @@ class CpuKernel final : public Kernel {
     };
     const Steps& steps = problem.dtype == Dtype::bfloat16 ? steps_in_bfloat16_ : steps_;
     Call call = make_call(problem, plan, steps.block_q, buffers, options);
-    std::optional<ProgramCode> program;
-    if (!problem.program.empty()) {
-      program.emplace(problem, plan.pass, buffers, program_, region<char>(call, plan::CpuRegion::program_gradients));
+    std::optional<ProgramCall> program;
+    if (program_) {
+      program.emplace(*program_, buffers, region<char>(call, plan::CpuRegion::program_gradients));
       call.program = program->view();
     }
     clear_tails(call, plan.pass == Pass::backward || plan.pass == Pass::standard_backward);
@@ -114,7 +116,7 @@ class CpuKernel final : public Kernel {
 
  private:
   Steps steps_, steps_in_bfloat16_;
-  ProgramRunner program_;
+  std::optional<CompiledProgram> program_;
 };
 
 Steps steps_of(const KernelTable& table, const KernelRow& row) {
@@ -159,17 +161,17 @@ DeviceInfo info() {
   return info;
 }
 
-std::unique_ptr<Kernel> load_kernel(const Plan& plan, const DeviceInfo& device) {
+std::unique_ptr<Kernel> load_kernel(const Problem& problem, const Plan& plan, const DeviceInfo& device) {
   const KernelRow& row = row_of(plan);
   const KernelTable& table = kernel_table(device.isa);
   const Steps steps = steps_of(table, row);
 #if defined(__x86_64__) && !defined(FLASH_ATTENTION_GENERIC_CPU)
   if (row.multiplies_bfloat16 && (device.isa == CpuIsa::amx || device.isa == CpuIsa::avx512_bf16)) {
     const Steps special = steps_of(device.isa == CpuIsa::amx ? amx_table : avx512_bf16_table, row);
-    if (special.first->count != nullptr) return std::make_unique<CpuKernel>(steps, special, table.program);
+    if (special.first->count != nullptr) return std::make_unique<CpuKernel>(steps, special, problem, plan.pass, table.program);
   }
 #endif
-  return std::make_unique<CpuKernel>(steps, steps, table.program);
+  return std::make_unique<CpuKernel>(steps, steps, problem, plan.pass, table.program);
 }
 
 namespace {
@@ -198,7 +200,8 @@ constinit const Backend backend{
     .devices = [] { return std::vector{info()}; },
     .diagnose = diagnose,
     .threads = num_threads,
-    .load = [](const Plan& plan, const DeviceInfo& device, void*) { return load_kernel(plan, device); },
+    .load = [](const Problem& problem, const Plan& plan, const DeviceInfo& device,
+               void*) { return load_kernel(problem, plan, device); },
     .append = append,
 };
 

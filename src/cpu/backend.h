@@ -18,6 +18,6 @@ DeviceInfo info();
 const KernelTable& kernel_table(CpuIsa isa);
 
 /// The function table of the plan's kernel for that instruction set.
-std::unique_ptr<Kernel> load_kernel(const Plan& plan, const DeviceInfo& device);
+std::unique_ptr<Kernel> load_kernel(const Problem& problem, const Plan& plan, const DeviceInfo& device);
 
 }  // namespace flash_attention::cpu

@@ -96,7 +96,7 @@ class Slots {
 
 }  // namespace
 
-Code ProgramCode::compile(std::vector<Node> all, std::vector<int> roots) {
+Code CompiledProgram::compile(std::vector<Node> all, std::vector<int> roots) {
   program::keep_values(all, roots);
   const std::vector<Node> ordered = in_order(all, program_.nodes.size(), roots);
   const std::vector<Node> nodes = program::slice(ordered, roots);
@@ -146,69 +146,44 @@ Code ProgramCode::compile(std::vector<Node> all, std::vector<int> roots) {
   return code;
 }
 
-ProgramCode::ProgramCode(const Problem& problem, Pass pass, const Buffers& buffers, const ProgramRunner& runner,
-                         char* workspace)
+CompiledProgram::CompiledProgram(const Problem& problem, Pass pass, const ProgramRunner& runner)
     : known_(program::parsed(problem.program)), program_(*known_) {
   view_.runner = runner;
-  std::vector<program::HostTensor> tensors(program_.tensors.size());
-  for (std::size_t n = 0; n < tensors.size(); ++n) {
+  for (std::size_t n = 0; n < program_.tensors.size(); ++n) {
     ProgramTensor& tensor = view_.tensors[n];
-    tensor = {.data = buffers.program_tensors[n], .element = program_.tensors[n].element, .rank = program_.tensors[n].rank};
-    for (std::size_t axis = 0; axis < static_cast<std::size_t>(tensor.rank); ++axis) {
-      tensor.sizes[axis] = tensors[n].sizes[axis] = static_cast<std::int32_t>(problem.program_sizes[n][axis]);
-    }
-    tensors[n].data = tensor.data;
-  }
-  for (std::size_t n = 0; n < program_.scalars.size(); ++n) {
-    const double given = buffers.program_scalars[n];
-    view_.scalars[n] = program_.scalars[n] == program::Type::real ? static_cast<float>(given)
-                                                                  : std::bit_cast<float>(static_cast<std::int32_t>(given));
+    tensor.element = program_.tensors[n].element;
+    tensor.rank = program_.tensors[n].rank;
+    for (std::size_t axis = 0; axis < static_cast<std::size_t>(tensor.rank); ++axis)
+      tensor.sizes[axis] = static_cast<std::int32_t>(problem.program_sizes[n][axis]);
   }
   if (program_.visible >= 0) {
     view_.visible = compile(program_.nodes, {program_.visible});
     std::vector<int> roots{program_.visible};
-    auto nodes = program::slice(program_.nodes, roots);
+    mask_nodes_ = program::slice(program_.nodes, roots);
     visible_ = roots[0];
-    classes_.emplace(std::move(nodes), program_.tensors, std::move(tensors),
-                     std::vector<float>(view_.scalars, view_.scalars + program_.scalars.size()));
-    view_.classes = this;
-    view_.classify = [](const void* self, const ProgramArea& area) {
-      const auto& code = *static_cast<const ProgramCode*>(self);
-      const auto seen = code.classes_->of(code.visible_, {area.b, area.b + 1, area.h_begin, area.h_end, area.i_begin,
-                                                          area.i_end, area.j_begin, area.j_end});
-      return !seen.can_be_true ? ProgramTile::hidden : seen.can_be_false ? ProgramTile::edge : ProgramTile::open;
-    };
   }
   if (program_.score < 0) return;
   view_.score = compile(program_.nodes, {program_.score});
-  if (pass != Pass::backward) return;
-  compile_gradients(problem, buffers, workspace);
+  if (pass == Pass::backward) compile_gradients(problem);
 }
 
-void ProgramCode::compile_gradients(const Problem& problem, const Buffers& buffers, char* workspace) {
+void CompiledProgram::compile_gradients(const Problem& problem) {
   std::vector<Node> nodes = program_.nodes;
-  const auto by_score = [](const Node& node) { return node.op == Op::score; };
   int score = -1;
   for (std::size_t n = 0; n < nodes.size(); ++n) {
-    if (by_score(nodes[n])) score = static_cast<int>(n);
+    if (nodes[n].op == Op::score) score = static_cast<int>(n);
   }
-  const auto number = [&](float value) {
-    nodes.push_back({.op = Op::literal, .type = program::Type::real, .real = value});
-    return static_cast<int>(nodes.size()) - 1;
-  };
   int slope = score < 0 ? -1 : program::derive(nodes, program_.score, score);
-  if (slope < 0) slope = number(0);
+  if (slope < 0) {
+    nodes.push_back({.op = Op::literal, .type = program::Type::real});
+    slope = static_cast<int>(nodes.size()) - 1;
+  }
   view_.slope = compile(nodes, {program_.score, slope});
 
-  const program::GradientLayout layout = program::gradient_layout(problem, program_);
-  if (layout.bytes == 0) return;
-  std::memset(workspace, 0, static_cast<std::size_t>(layout.bytes));
-  view_.gradient_limits = reinterpret_cast<float*>(workspace);
+  sums_ = program::gradient_layout(problem, program_);
+  if (sums_.bytes == 0) return;
   for (int n = 0; n < program::max_tensors; ++n) {
-    if (layout.offsets[n] < 0) continue;
-    view_.gradient_sums[n] = reinterpret_cast<std::int64_t*>(workspace + layout.offsets[n]);
-    view_.gradient_counts[n] = program::num_elements(problem, program_, n);
-    view_.tensor_gradients[n] = buffers.program_gradients[n];
+    if (sums_.offsets[n] >= 0) view_.gradient_counts[n] = program::num_elements(problem, program_, n);
   }
   std::vector<int> roots;
   for (std::size_t n = 0; n < program_.nodes.size(); ++n) {
@@ -230,6 +205,43 @@ void ProgramCode::compile_gradients(const Problem& problem, const Buffers& buffe
     roots.push_back(static_cast<int>(nodes.size()) - 1);
   }
   if (!roots.empty()) view_.gradients = compile(nodes, roots);
+}
+
+ProgramCall::ProgramCall(const CompiledProgram& compiled, const Buffers& buffers, char* workspace) : view_(compiled.view_) {
+  const program::Program& program = compiled.program_;
+  std::vector<program::HostTensor> tensors(program.tensors.size());
+  for (std::size_t n = 0; n < tensors.size(); ++n) {
+    ProgramTensor& tensor = view_.tensors[n];
+    tensors[n].data = tensor.data = buffers.program_tensors[n];
+    for (std::size_t axis = 0; axis < static_cast<std::size_t>(tensor.rank); ++axis)
+      tensors[n].sizes[axis] = tensor.sizes[axis];
+  }
+  for (std::size_t n = 0; n < program.scalars.size(); ++n) {
+    const double given = buffers.program_scalars[n];
+    view_.scalars[n] = program.scalars[n] == program::Type::real ? static_cast<float>(given)
+                                                                 : std::bit_cast<float>(static_cast<std::int32_t>(given));
+  }
+  if (program.visible >= 0) {
+    visible_ = compiled.visible_;
+    classes_.emplace(compiled.mask_nodes_, program.tensors, std::move(tensors),
+                     std::vector<float>(view_.scalars, view_.scalars + program.scalars.size()));
+    view_.classes = this;
+    view_.classify = [](const void* self, const ProgramArea& area) {
+      const auto& call = *static_cast<const ProgramCall*>(self);
+      const auto seen = call.classes_->of(call.visible_, {area.b, area.b + 1, area.h_begin, area.h_end, area.i_begin,
+                                                          area.i_end, area.j_begin, area.j_end});
+      return !seen.can_be_true ? ProgramTile::hidden : seen.can_be_false ? ProgramTile::edge : ProgramTile::open;
+    };
+  }
+  const program::GradientLayout& sums = compiled.sums_;
+  if (sums.bytes == 0) return;
+  std::memset(workspace, 0, static_cast<std::size_t>(sums.bytes));
+  view_.gradient_limits = reinterpret_cast<float*>(workspace);
+  for (int n = 0; n < program::max_tensors; ++n) {
+    if (sums.offsets[n] < 0) continue;
+    view_.gradient_sums[n] = reinterpret_cast<std::int64_t*>(workspace + sums.offsets[n]);
+    view_.tensor_gradients[n] = buffers.program_gradients[n];
+  }
 }
 
 }  // namespace flash_attention::cpu

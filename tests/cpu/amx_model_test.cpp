@@ -174,8 +174,9 @@ TEST(AmxModelPrograms, AgreeWithFp64) {
     const Plan plan = make_plan(plain, pass, device, "cpu/bfloat16");
     std::vector<char> workspace(plan.workspace_bytes, static_cast<char>(0xff));
     Call call = make_call(api::normalise(plain, pass), plan, plan.block_q, buffers, {.workspace = workspace.data()});
-    const ProgramCode code(plain, pass, buffers, {hide_by_program, change_by_program}, nullptr);
-    call.program = code.view();
+    const CompiledProgram compiled(plain, pass, {hide_by_program, change_by_program});
+    const ProgramCall program(compiled, buffers, nullptr);
+    call.program = program.view();
     const auto memory = testing::memory_of({});
     void* scratch = memory->allocate(model_table.scratch_bytes);
     const Step* step = pass == Pass::forward ? model_table.prefill : model_table.backward;

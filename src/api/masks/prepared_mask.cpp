@@ -52,7 +52,7 @@ PreparedMask prepare_mask(const Problem& problem, Pass pass, const Buffers& buff
     into.prepared_mask = mask;
     const Plan launch = plan::preparation(plan);
     api::backend_of(options.device)
-        .load(launch, prepared->device, options.stream)
+        .load(prepared->problem, launch, prepared->device, options.stream)
         ->launch(prepared->problem, launch, buffers, into);
     return mask;
   });

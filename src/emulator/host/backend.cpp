@@ -120,7 +120,7 @@ constinit const Backend backend{
           return "emulator:sm_" + std::to_string(device.emulated_arch == 0 ? 90 : device.emulated_arch);
         },
     .num_sms = []() -> int { return chosen_num_sms; },
-    .load = [](const Plan& plan, const DeviceInfo& device, void*) { return load_kernel(plan, device); },
+    .load = [](const Problem&, const Plan& plan, const DeviceInfo& device, void*) { return load_kernel(plan, device); },
     .load_launch = [](const Launch& launch, const DeviceInfo& device, void*) { return load_launch(launch, device); },
     .load_plain = load_plain_kernel,
 };

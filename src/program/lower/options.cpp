@@ -130,7 +130,8 @@ class Reader {
 }  // namespace
 
 std::optional<OptionsOfProgram> take_options(std::string_view text) {
-  const Program program = parse(text);
+  const std::shared_ptr<const Program> known = parsed(text);
+  const Program& program = *known;
   if (program.score < 0) return std::nullopt;
   std::optional<OptionsOfProgram> taken = Reader(program).read();
   if (taken && program.visible >= 0) taken->rest = without(text, "score");

@@ -64,7 +64,8 @@ std::vector<int> terms_of(const std::vector<Node>& nodes, int root) {
 }  // namespace
 
 std::optional<WindowOfProgram> take_window(std::string_view text) {
-  const Program program = parse(text);
+  const std::shared_ptr<const Program> known_text = parsed(text);
+  const Program& program = *known_text;
   if (program.visible < 0) return std::nullopt;
   const Linears known = linears_of(program.nodes);
   const std::vector<int> terms = terms_of(program.nodes, program.visible);
