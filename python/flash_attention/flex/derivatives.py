@@ -114,8 +114,8 @@ def _logit(result, x, eps=None):
 
 
 def _sinc(result, x):
-    turned = math.pi * x
-    return (torch.where(x == 0, 0.0, (turned * torch.cos(turned) - torch.sin(turned)) / (turned * x)),)
+    angle = math.pi * x
+    return (torch.where(x == 0, 0.0, (angle * torch.cos(angle) - torch.sin(angle)) / (angle * x)),)
 
 
 def _atan2(result, y, x):
