@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "flash_attention/export.h"
+#include "flash_attention/standard.h"
 
 namespace flash_attention {
 

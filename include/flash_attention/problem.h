@@ -9,6 +9,7 @@
 #include <string_view>
 
 #include "flash_attention/export.h"
+#include "flash_attention/standard.h"
 
 namespace flash_attention {
 

@@ -60,6 +60,16 @@ def test_the_example_of_the_readme_compiles_by_the_lines_of_the_readme(prefix, t
     run("sh", "-ec", readme("sh"), cwd=tmp_path, env={**os.environ, "HOME": str(tmp_path / "home")})
 
 
+def test_an_older_standard_is_told_which_one_to_name(prefix, tmp_path):
+    (tmp_path / "example.cpp").write_text(readme("cpp"))
+    words = ["g++", "-std=c++17", "-fsyntax-only", f"-I{prefix}/include", tmp_path / "example.cpp"]
+    done = subprocess.run(words, capture_output=True, text=True)
+    first = next(line for line in done.stderr.splitlines() if "error:" in line)
+    assert "C++ headers need C++20: compile with -std=c++20" in first
+    (tmp_path / "c.cpp").write_text("#include <flash_attention/c_api.h>\nint main() {}\n")
+    run("g++", "-std=c++11", "-fsyntax-only", f"-I{prefix}/include", tmp_path / "c.cpp")
+
+
 def test_there_are_examples_in_both_languages():
     assert {path.suffix for path in EXAMPLES} == {".c", ".cpp"}
 
