@@ -25,7 +25,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 import cpu_time
-from progress import Progress
+from run_progress import Progress
 from test_results import Result, failed, print_summary, read_cpu_seconds, read_junit
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -37,6 +37,7 @@ for stage in "$@"; do
     test)
       need_command python3 python3
       need_command file file # cpack looks with it for programs, to find what they need
+      need_command rsvg-convert librsvg2-bin # draws the charts, to see that they have colours
       ! command -v dpkg >/dev/null || need_command dpkg-shlibdeps dpkg-dev
       ;;
     packages)

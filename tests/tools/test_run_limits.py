@@ -13,7 +13,7 @@ sys.path.insert(0, str(ROOT / "tools"))
 
 import cpu_time  # noqa: E402
 import run_tests  # noqa: E402
-from progress import Progress, about  # noqa: E402
+from run_progress import Progress, about  # noqa: E402
 from test_results import Result, failed  # noqa: E402
 
 BUSY = "while True: pass"
