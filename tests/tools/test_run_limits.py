@@ -91,7 +91,7 @@ def test_a_failed_installation_stops_all_other_jobs(monkeypatch, tmp_path, capfd
 
 
 def test_every_job_is_counted_and_the_next_run_knows_its_time(tmp_path, monkeypatch, capfd):
-    monkeypatch.setattr("progress.SAY_EVERY_S", 0)
+    monkeypatch.setattr("run_progress.SAY_EVERY_S", 0)
     record = tmp_path / "seconds.json"
     progress = Progress(["short", "long"], lambda name: 1, record)
     progress.timed("short", lambda: [Result("a", "passed"), Result("b", "failed")])
