@@ -122,6 +122,7 @@ Plan choose(const Problem& problem, Pass pass, const DeviceInfo& device, std::st
   const Rows& rows = rows_of(pass, gpu);
   Answers answers(request, gpu);
   std::vector<Candidate> candidates;
+  candidates.reserve(8);  // few problems try more kernels
   bool found = false;
   for (const KernelEntry* row : rows) {
     const KernelEntry& entry = *row;
@@ -129,27 +130,27 @@ Plan choose(const Problem& problem, Pass pass, const DeviceInfo& device, std::st
     found = true;
     Answer answer = answers.take(entry);
     Offer* const offer = std::get_if<Offer>(&answer);
-    std::string reason;
+    Candidate& candidate = candidates.emplace_back();
+    candidate.kernel = entry.name;
+    std::string& reason = candidate.reason;
     if (offer == nullptr) {
       reason = std::move(std::get<Refusal>(answer).reason);
     } else if (kernel.empty() && !offer->prefers_prefill.empty() && answers.some_prefill_takes_it(rows)) {
-      reason = offer->prefers_prefill;
+      reason = std::move(offer->prefers_prefill);
     } else if (tile && !entry.takes.tile) {
       reason = "its tile cannot be set";
     } else if (part && !entry.takes.parts) {
       reason = "does no parts of a pass";
     }
-    const bool chosen = reason.empty();
-    candidates.push_back({std::string(entry.name), std::move(reason)});
-    if (!chosen) continue;
-    Plan plan = std::move(offer->plan);
+    if (!reason.empty()) continue;
+    Plan& plan = offer->plan;
     plan.kernel = entry.name;
     plan.pass = pass;
     plan.counts_repairs = entry.counts_repairs;
     plan.candidates = std::move(candidates);
     prepare_masks(problem, plan);
     add_program_source(problem, plan);
-    return plan;
+    return std::move(plan);
   }
   const std::string where = std::string(to_string(pass)) + " on " + to_string(device.device);
   if (!found && !kernel.empty()) {

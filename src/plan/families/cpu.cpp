@@ -154,9 +154,10 @@ void split_keys(const Problem& problem, const DeviceInfo& device, std::int64_t b
   const std::int64_t wanted = device.threads > 1 ? ceil_div(2 * device.threads, std::max<std::int64_t>(blocks, 1)) : 1;
   const std::int64_t most = std::min(max_key_splits(problem), wanted);
   const auto rounds = [&](std::int64_t splits) { return ceil_div(blocks * splits, std::max(device.threads, 1)); };
-  std::int64_t best = 1;  // the least time of the thread that has most to do
+  std::int64_t best = 1, best_rounds = rounds(1);  // the least time of the thread that has most to do
   for (std::int64_t splits = 2; splits <= most; ++splits) {
-    if (rounds(splits) * best <= rounds(best) * splits) best = splits;
+    const std::int64_t these = rounds(splits);
+    if (these * best <= best_rounds * splits) best = splits, best_rounds = these;
   }
   plan.num_splits = static_cast<int>(best);
   if (plan.num_splits == 1) return;

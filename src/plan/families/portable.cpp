@@ -83,6 +83,7 @@ std::string reject_grid(const Problem& problem) {
 void add_launch(Plan& plan, Launch launch, std::int64_t blocks) {
   if (blocks == 0) return;
   launch.grid = {static_cast<int>(blocks), 1, 1};
+  if (plan.launches.empty()) plan.launches.reserve(4);  // few plans have more
   plan.launches.push_back(std::move(launch));
 }
 

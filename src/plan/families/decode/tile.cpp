@@ -40,12 +40,9 @@ struct Tile {
 
 /// As many stages as shared memory holds, but no more than keep the memory busy.
 int stages_of(abi::ForwardConfig config, int shared_bytes, int max_bytes) {
-  int stages = 0;
-  do {
-    config.num_stages = ++stages;
-  } while (abi::DecodeLayout(config).shared_bytes <= shared_bytes &&
-           stages * abi::DecodeLayout(config).stage_bytes <= max_bytes);
-  return stages - 1;
+  config.num_stages = 0;
+  const abi::DecodeLayout layout(config);
+  return std::min(shared_bytes - layout.shared_bytes, max_bytes) / layout.stage_bytes;
 }
 
 /// Whether blocks have long runs of few items. Then two groups of four warps take tiles in turn, each with twice the keys
