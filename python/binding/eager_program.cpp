@@ -1,4 +1,4 @@
-// The fast path of a plain call with a program: torch tensors, nothing that traces, q, k, v and what the program captures.
+// Both passes of a call with a program: torch tensors, nothing that traces, q, k, v and what the program captures.
 // As attention.cpp, but torch's autograd function is Python's (flash_attention/flex/passes.py), which comes here for both
 // passes.
 #include "call/kept_masks.h"
@@ -18,13 +18,13 @@ bool read_with_stream(PyObject* const* qkv, Slots& slots) {
   return true;
 }
 
-/// attend_program(q, k, v, options, program, with_lse, backward, kept) -> (out, lse or None), or None where the call is not
-/// plain. `program` is as ProgramArguments takes it; `backward` is None or, where a backward pass follows, of which
-/// captured tensors it gives gradients, as bits; `kept` is None or KeptMasks.
-nb::object attend_program(PyObject* const* args, Py_ssize_t count) {
-  if (count != 8) throw nb::type_error("attend_program: expected 8 arguments");
+/// program_forward(q, k, v, options, program, with_lse, backward, kept, general) -> (out, lse or None, (seed, offset)); what
+/// general() gives if the call is not plain. `program` is as ProgramArguments takes it; `backward` is None or, if a backward
+/// pass follows, of which captured tensors it gives gradients, as bits; `kept` is None or KeptMasks.
+nb::object program_forward(PyObject* const* args, Py_ssize_t count) {
+  if (count != 9) throw nb::type_error("program_forward: expected 9 arguments");
   Slots slots;
-  if (!read_with_stream(args, slots)) return nb::none();
+  if (!read_with_stream(args, slots)) return answer(args[8]);
   Call call(slots, options_of(nb::borrow<nb::tuple>(args[3])));
   const ProgramArguments captured(args[4], call);
   if (args[6] != Py_None) {
@@ -38,23 +38,19 @@ nb::object attend_program(PyObject* const* args, Py_ssize_t count) {
   call.choose(false);
   const nb::object prepared = use_kept(args[7], call, false, nb::none(), nb::cast<nb::tuple>(nb::handle(args[4]))[1]);
   run_call(call, false, args[0], results);
-  return nb::make_tuple(results[0].to_python(), results[1].to_python());
+  return nb::make_tuple(results[0].to_python(), results[1].to_python(), nb::make_tuple(0, 0));
 }
 
-/// attend_program_backward(q, k, v, out, lse, dout, dlse, options, program, kept) -> (dq, dk, dv), or None where the call
-/// is not plain. `program` has the tensors for gradients of what is captured; dlse may be None.
-nb::object attend_program_backward(PyObject* const* args, Py_ssize_t count) {
-  if (count != 10) throw nb::type_error("attend_program_backward: expected 10 arguments");
+/// program_backward(q, k, v, out, lse, dout, dlse, options, program, kept, general) -> (dq, dk, dv); what general() gives if
+/// the call is not plain. `program` has the tensors for gradients of what is captured; dlse may be None.
+nb::object program_backward(PyObject* const* args, Py_ssize_t count) {
+  if (count != 11) throw nb::type_error("program_backward: expected 11 arguments");
   Slots slots;
-  if (!are_tensors(args + 3, 3) || !read_with_stream(args, slots)) return nb::none();
   Gradients gradients;
-  try {
-    gradients.dout = tensor_of(args[5], "dout");
-    gradients.dlse = optional_tensor(args[6], "dlse");
-  } catch (const Error&) {  // no memory of its own: torch.autograd.grad(is_grads_batched=True)
-    return nb::none();
-  }
-  if (!is_plain(gradients.dout, slots[Slot::q])) return nb::none();
+  const bool plain = are_tensors(args + 3, 3) && read_with_stream(args, slots) &&
+                     read_tensor(args[5], "dout", gradients.dout) && is_plain(gradients.dout, slots[Slot::q]) &&
+                     (args[6] == Py_None || read_tensor(args[6], "dlse", gradients.dlse));
+  if (!plain) return answer(args[10]);
   Call call(slots, options_of(nb::borrow<nb::tuple>(args[7])));
   const ProgramArguments captured(args[8], call);
   call.set_forward(tensor_of(args[3], "out"), tensor_of(args[4], "lse"), 0, 0);
@@ -71,8 +67,8 @@ nb::object attend_program_backward(PyObject* const* args, Py_ssize_t count) {
 }  // namespace
 
 void add_eager_program(nb::module_& module) {
-  add_fast<attend_program>(module, "attend_program");
-  add_fast<attend_program_backward>(module, "attend_program_backward");
+  add_fast<program_forward>(module, "program_forward");
+  add_fast<program_backward>(module, "program_backward");
 }
 
 }  // namespace flash_attention::python

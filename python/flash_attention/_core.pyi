@@ -47,7 +47,7 @@ class KeptMasks:
 def append(tensors: tuple[Any, ...], scalars: tuple[Any, ...], stream: int) -> None: ...
 def attention(q: Any, k: Any, v: Any, values: tuple[Any, ...] = (), **arguments: Any) -> Any: ...
 def set_python(general: Callable[..., Any], renamed: Callable[[Exception, dict[str, str]], Exception]) -> None: ...
-def attend_program(
+def program_forward(
     q: Any,
     k: Any,
     v: Any,
@@ -56,8 +56,9 @@ def attend_program(
     with_lse: bool,
     backward: int | None,
     kept: KeptMasks | None,
-) -> tuple[Any, Any] | None: ...
-def attend_program_backward(
+    general: Callable[[], Any],
+) -> tuple[Any, Any, tuple[int, int]]: ...
+def program_backward(
     q: Any,
     k: Any,
     v: Any,
@@ -68,7 +69,8 @@ def attend_program_backward(
     options: tuple[Any, ...],
     program: tuple[Any, ...],
     kept: KeptMasks | None,
-) -> tuple[Any, Any, Any] | None: ...
+    general: Callable[[], Any],
+) -> tuple[Any, Any, Any]: ...
 def differentiable_forward(ctx: Any, q: Any, k: Any, v: Any, options: tuple[Any, ...]) -> Any: ...
 def attention_backward(
     q: Any, k: Any, v: Any, out: Any, lse: Any, dout: Any, options: tuple[Any, ...]

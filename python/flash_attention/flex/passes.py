@@ -1,7 +1,7 @@
 """The passes of a call with a program, and their place in torch's graph.
 
-A plain call, of q, k, v and what the program captures, is one C function a pass (_core.attend_program,
-binding/eager_program.cpp); it answers None where it is not plain, and the general way follows.
+A plain call, of q, k, v and what the program captures, is one C function a pass (_core.program_forward,
+binding/eager_program.cpp); it is given the general way, too, and takes that if the call is not plain.
 """
 
 import torch
@@ -30,12 +30,16 @@ def run(program, tensors, captured, options, seed, offset, need_lse):
 def _forward(program, tensors, captured, options, seed, offset, need_lse, backward):
     """(out, lse, the dropout's seed and offset). `backward`: None, or which captured tensors a backward pass will give
     gradients of, as bits."""
-    try:
-        if len(tensors) == _NUM_ALONE and not options.dropout_p:
-            found = _core.attend_program(*tensors, options, program.arguments(captured), need_lse, backward, _kept(program))
-            if found is not None:
-                return *found, (0, 0)
+
+    def general():
         return _general_forward(program, Tensors(*tensors), captured, options, seed, offset, need_lse, backward)
+
+    try:
+        if len(tensors) != _NUM_ALONE or options.dropout_p:
+            return general()
+        return _core.program_forward(
+            *tensors, options, program.arguments(captured), need_lse, backward, _kept(program), general
+        )
     except ValueError as error:
         raise program.explain(error) from None
 
@@ -61,12 +65,15 @@ def _backward(program, options, rng, num_tensors, needed, dout, dlse, out, lse, 
         torch.empty(tensor.shape, dtype=torch.float32, device=tensor.device) if need else None
         for tensor, need in zip(captured, needed[num_tensors:], strict=True)
     ]
-    found = None
-    if num_tensors == _NUM_ALONE and not options.dropout_p:
+
+    def general():
+        return _general_backward(program, given, captured, options, (out, lse), rng, (dout, dlse), needed, of_captured)
+
+    if num_tensors != _NUM_ALONE or options.dropout_p:
+        found = general()
+    else:
         arguments = program.arguments(captured, of_captured)
-        found = _core.attend_program_backward(*given, out, lse, dout, dlse, options, arguments, _kept(program))
-    if found is None:
-        found = _general_backward(program, given, captured, options, (out, lse), rng, (dout, dlse), needed, of_captured)
+        found = _core.program_backward(*given, out, lse, dout, dlse, options, arguments, _kept(program), general)
     of_captured = [None if g is None else g.to(tensor.dtype) for g, tensor in zip(of_captured, captured, strict=True)]
     return *found, *of_captured
 

@@ -17,14 +17,14 @@ def told(monkeypatch):
         found.append(backward)
         return forward(*arguments, backward=backward, **more)
 
-    attend_program = ops._core.attend_program
+    program_forward = ops._core.program_forward
 
     def record_program(*arguments):
         found.append(arguments[6])  # q, k, v, options, program, with_lse, backward, kept
-        return attend_program(*arguments)
+        return program_forward(*arguments)
 
     monkeypatch.setattr(ops._core, "forward", record)
-    monkeypatch.setattr(ops._core, "attend_program", record_program)
+    monkeypatch.setattr(ops._core, "program_forward", record_program)
     return found
 
 
