@@ -50,7 +50,7 @@ CallOptions options_of(const nb::tuple& given) {
   CallOptions options;
   const std::size_t size = given.size();
   std::size_t at = 0;
-#define FLASH_ATTENTION_READ(kind, name, default_value, argument, expected) \
+#define FLASH_ATTENTION_READ(kind, name, default_value, argument, expected, ...) \
   if (at < size) read_option(given[at++], argument, expected, options.name);
   FLASH_ATTENTION_CALL_OPTIONS(FLASH_ATTENTION_READ)
 #undef FLASH_ATTENTION_READ

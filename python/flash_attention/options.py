@@ -1,7 +1,7 @@
 """A call by name: its tensors, and what it is besides them.
 
-The binding has both lists (python/binding/options.h and call.h); a new option is a line there. Their order is that of the
-binding and of the torch ops: `*tensors[:NUM_TENSORS], *options` are the first arguments of an op.
+The binding has both lists (src/api/option_table.h and python/binding/call/call.h); a new option is a line there. Their
+order is that of the binding and of the torch ops: `*tensors[:NUM_TENSORS], *options` are the first arguments of an op.
 """
 
 from collections import namedtuple

@@ -7,7 +7,7 @@
 #include <tuple>
 #include <type_traits>
 
-#include "api/problem_fields.h"
+#include "api/option_table.h"
 #include "plan/key_bounds.h"
 
 namespace flash_attention {
@@ -50,9 +50,19 @@ struct Hasher {
     } else if constexpr (std::is_integral_v<T> || std::is_enum_v<T>) {
       mix(static_cast<std::uint64_t>(value));
     } else if constexpr (std::is_same_v<T, Problem>) {
-#define FLASH_ATTENTION_ADD(name) add(value.name);
-      FLASH_ATTENTION_PROBLEM_FIELDS(FLASH_ATTENTION_ADD, FLASH_ATTENTION_ADD)
+#define FLASH_ATTENTION_ADD_same(name) add(value.name);
+#define FLASH_ATTENTION_ADD_parts(name) add(value.name);
+#define FLASH_ATTENTION_ADD_call(name)
+#define FLASH_ATTENTION_ADD_OPTION(kind, name, default_value, argument, expected, form, scores) \
+  FLASH_ATTENTION_ADD_##form(name)
+#define FLASH_ATTENTION_ADD(name, form, scores) FLASH_ATTENTION_ADD_##form(name)
+      FLASH_ATTENTION_CALL_OPTIONS(FLASH_ATTENTION_ADD_OPTION)
+      FLASH_ATTENTION_OTHER_FIELDS(FLASH_ATTENTION_ADD)
 #undef FLASH_ATTENTION_ADD
+#undef FLASH_ATTENTION_ADD_OPTION
+#undef FLASH_ATTENTION_ADD_call
+#undef FLASH_ATTENTION_ADD_parts
+#undef FLASH_ATTENTION_ADD_same
     } else {
       std::apply([this](const auto&... field) { (this->add(field), ...); }, fields(value));
     }

@@ -148,9 +148,9 @@ PLANTS = (
     ),
     Plant(
         "the C interface loses alibi_batch_stride",
-        "src/api/problem_fields.h",
-        "X(alibi_batch_stride)",
-        "Y(alibi_batch_stride)",
+        "src/api/option_table.h",
+        "X(alibi_batch_stride, same, nothing)",
+        "X(alibi_batch_stride, parts, nothing)",
         "api_test CApiFields.*",
     ),
     Plant(

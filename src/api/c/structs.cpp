@@ -8,7 +8,7 @@
 #include <string>
 
 #include "api/checks/refuse.h"
-#include "api/problem_fields.h"
+#include "api/option_table.h"
 
 namespace flash_attention::api {
 namespace {
@@ -132,11 +132,19 @@ void init_sized(flash_attention_append_buffers* given, std::size_t size) { init(
 Problem problem_of(const flash_attention_problem* given) {
   const flash_attention_problem c = received("problem", given);
   Problem p;
-#define FLASH_ATTENTION_READ(name) read_field(#name, c.name, p.name);
-#define FLASH_ATTENTION_SKIP(name)
-  FLASH_ATTENTION_PROBLEM_FIELDS(FLASH_ATTENTION_READ, FLASH_ATTENTION_SKIP)
-#undef FLASH_ATTENTION_SKIP
+#define FLASH_ATTENTION_READ_same(name) read_field(#name, c.name, p.name);
+#define FLASH_ATTENTION_READ_parts(name)
+#define FLASH_ATTENTION_READ_call(name)
+#define FLASH_ATTENTION_READ_OPTION(kind, name, default_value, argument, expected, form, scores) \
+  FLASH_ATTENTION_READ_##form(name)
+#define FLASH_ATTENTION_READ(name, form, scores) FLASH_ATTENTION_READ_##form(name)
+  FLASH_ATTENTION_CALL_OPTIONS(FLASH_ATTENTION_READ_OPTION)
+  FLASH_ATTENTION_OTHER_FIELDS(FLASH_ATTENTION_READ)
 #undef FLASH_ATTENTION_READ
+#undef FLASH_ATTENTION_READ_OPTION
+#undef FLASH_ATTENTION_READ_call
+#undef FLASH_ATTENTION_READ_parts
+#undef FLASH_ATTENTION_READ_same
   p.hidden_rows = {c.hidden_bounds, c.hidden_batch_stride, c.hidden_head_stride};
   p.block_mask = {c.mask_block_q, c.mask_block_kv, c.block_mask_batch_stride, c.block_mask_head_stride,
                   c.block_mask_q_stride};
