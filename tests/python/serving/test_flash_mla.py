@@ -245,11 +245,9 @@ def test_refusals(changed, message):
         flash_mla.flash_mla_with_kvcache(**{**call, **changed})
 
 
-def planned(wrapper, kv_indptr, indices, lengths, page=1):
+def planned(wrapper, kv_indptr, indices, lengths, page=1, dtypes=(torch.float32, torch.float32)):
     to = lambda x: torch.tensor(x, dtype=torch.int32, device=wrapper.device)  # noqa: E731
-    wrapper.plan(
-        to([0, 1, 2]), to(kv_indptr), to(indices), to(lengths), 16, 64, 16, page, False, 0.07, torch.float32, torch.float32
-    )
+    wrapper.plan(to([0, 1, 2]), to(kv_indptr), to(indices), to(lengths), 16, 64, 16, page, False, 0.07, *dtypes)
     return wrapper
 
 
@@ -268,6 +266,18 @@ def test_flashinfers_wrapper_writes_lse_where_it_is_given(device):
             torch.testing.assert_close(lse[b].double(), scores.logsumexp(-1) / math.log(base), **CLOSE[torch.float32])
     with pytest.raises(ValueError, match="kv_indptr: got 2 entries; expected 3 at least"):
         planned(wrapper, [0, 2], [3, 0], [2, 4])
+
+
+def test_flashinfers_wrapper_over_caches_of_two_scales(device):
+    ckv, kpe = (torch.randn(6, 1, dim, device=device).to(torch.float8_e4m3fn) for dim in (64, 16))
+    q, pe = (torch.randn(2, 16, dim, dtype=torch.bfloat16, device=device) for dim in (64, 16))
+    wrapper = BatchMLAPagedAttentionWrapper(torch.empty(1, device=device))
+    planned(wrapper, [0, 2, 6], [3, 0, 1, 2, 5, 4], [2, 4], dtypes=(torch.bfloat16, torch.float8_e4m3fn))
+    out = wrapper.run(q, pe, ckv, kpe, ckv_scale=0.25, kpe_scale=2.0)
+    for b, pages in enumerate(([3, 0], [1, 2, 5, 4])):
+        keys = torch.cat((ckv[pages, 0].double() * 0.25, kpe[pages, 0].double() * 2.0), -1)
+        scores = torch.cat((q[b], pe[b]), -1).double() @ keys.T * 0.07
+        torch.testing.assert_close(out[b].double(), scores.softmax(-1) @ keys[:, :64], **CLOSE[torch.bfloat16])
 
 
 @pytest.mark.parametrize("graph", [False, True])

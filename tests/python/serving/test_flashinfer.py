@@ -106,6 +106,28 @@ def test_batch_decode_of_several_tokens_with_options(device):
     check(found, q.split(3), rows, window=(20, 0), softcap=4.0, scale=0.2, sink=sinks.double())
 
 
+@pytest.mark.parametrize("kind", ["decode", "prefill"])
+def test_every_plan_refills_the_tables_of_a_graph(kind, device):
+    """On every device, without a capture: each plan has the sequences in another order and its pages in other rows."""
+    page, batch = 7, len(LENGTHS)
+    cache, (starts, indices, last), rows = paged(LENGTHS, page, 2, 32, device)
+    pages = indices.split(starts.diff().tolist())
+    q, q_starts = torch.randn(batch, 4, 32, device=device), torch.arange(batch + 1, dtype=torch.int32, device=device)
+    sizes = {"indptr": batch + 1, "indices": len(indices) + 5, "last_page_len": batch}
+    buffers = {name: torch.zeros(size, dtype=torch.int32, device=device) for name, size in sizes.items()}
+    if kind == "decode":
+        wrapper = flashinfer.CUDAGraphBatchDecodeWithPagedKVCacheWrapper(workspace(device), *buffers.values())
+    else:
+        of_graph = {f"paged_kv_{name}_buf": buffer for name, buffer in buffers.items()}
+        of_graph["qo_indptr_buf"] = torch.zeros_like(q_starts)
+        wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace(device), use_cuda_graph=True, **of_graph)
+    for order in ([0, 1, 2, 3], [2, 0, 3, 1], [3, 2, 1, 0]):
+        counts = torch.tensor([0, *(len(pages[b]) for b in order)])
+        tables = (counts.cumsum(0).int().to(device), torch.cat([pages[b] for b in order]), last[order])
+        wrapper.plan(*([q_starts] if kind == "prefill" else []), *tables, 4, 2, 32, page)
+        check(wrapper.run(q, cache, return_lse=True), q.split(1), [rows[b] for b in order])
+
+
 def test_sequences_without_pages(device):
     cache, tables, rows = paged([5, 0, 20], 8, 2, 16, device)
     q = torch.randn(3, 4, 16, device=device)
