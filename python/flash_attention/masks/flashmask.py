@@ -44,8 +44,6 @@ def flashmask_attention(
     if startend_row_indices is not None and window_size is not None:
         raise ValueError("window_size: got one together with startend_row_indices; allowed is one of them")
     left, right = window_size if isinstance(window_size, (tuple, list)) else (window_size, window_size)
-    if causal and window_size is not None:
-        right = 0
     dropout = dropout if training else 0.0
     seed_offset = None
     if dropout:
