@@ -64,7 +64,10 @@ STAGES = {
     "gqa": [*SPEED, "--preset", "gqa", "--baselines", *MAIN],
     "cross": [*SPEED, "--preset", "cross", "--baselines", *MAIN[:3]],
     "wide": [*SPEED, "--preset", "wide", "--baselines", *MAIN[:3], "sdpa_efficient", "flex"],
-    "fp8": [*SPEED, "--preset", "fp8", "--pass", "forward", "--baselines", "ours", "ours_fp8", "sdpa_cudnn", "flash_attn_3_fp8"],
+    "fp8": [
+        *(*SPEED, "--preset", "fp8", "--pass", "forward"),
+        *("--baselines", "ours", "ours_fp8", "sdpa_cudnn", "flash_attn_3_fp8"),
+    ],
     "mla": ["benchmark_mla.py", *TIMED, "--fp8"],
     "masks": ["benchmark_masks.py", *TIMED],
     "programs": ["benchmark_programs.py", *TIMED, "--heads", "16", "--batch", "1"],

@@ -3,7 +3,8 @@
 from .charts import Chart, Table, cell
 
 OURS = "ours"
-TAKE_PACKED = ("flash_attn", "flash_attn_3", "flashinfer")  # the others get a packed case padded: there is no ratio against those
+# The others get a packed case padded: there is no ratio against those.
+TAKE_PACKED = ("flash_attn", "flash_attn_3", "flashinfer")
 SHOWN_FIRST = ("ours", "triton", "flash_attn_3", "flash_attn", "sdpa_cudnn", "sdpa_flash", "flex", "sdpa_efficient")
 
 

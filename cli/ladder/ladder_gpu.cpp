@@ -37,8 +37,8 @@ std::vector<Problem> sweep_problems() {
 
 constexpr double patience = 0.6, long_call = 0.1;  // seconds
 
-/// Times one rung; `work` is the problem, or the same in 8 bits. Of problems that are not the table's, a call that is known to
-/// take long is timed once, or not at all.
+/// Times one rung; `work` is the problem, or the same in 8 bits. Of problems that are not the table's, a call that is known
+/// to take long is timed once, or not at all.
 LadderRow time_rung(Workload& work, const Problem& problem, const Rung& rung, const LadderResults& known,
                     MeasureLimits limits, std::vector<Accuracy>& accuracy) {
   LadderRow row;

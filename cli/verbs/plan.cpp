@@ -78,8 +78,8 @@ int plan(const Arguments& arguments) {
     std::puts(json.text().c_str());
     return ok;
   }
-  std::printf("problem  %s\ndevice   %s\n\n%s\n", describe(problem).c_str(),
-              describe_device(arguments, info).c_str(), to_string(made).c_str());
+  std::printf("problem  %s\ndevice   %s\n\n%s\n", describe(problem).c_str(), describe_device(arguments, info).c_str(),
+              to_string(made).c_str());
   if (device_traits(info.device).streams) std::printf("\nsm_%d gets %s\n", info.arch, describe_path(info).c_str());
   std::puts("\nConsidered, in this order:");
   for (const Candidate& candidate : made.candidates) {

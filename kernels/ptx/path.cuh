@@ -1,6 +1,7 @@
 #pragma once
 
-// Marks of branches that a test must have taken. On a GPU they are nothing; the emulator remembers them (emulator/checks/paths.h).
+// Marks of branches that a test must have taken. On a GPU they are nothing; the emulator remembers them
+// (emulator/checks/paths.h).
 
 namespace flash_attention::ptx {
 

@@ -35,7 +35,7 @@ inline void need_unit_last_stride(const Tensor& tensor) {
   const int last = tensor.rank - 1;
   if (!tensor.empty() && tensor.sizes[last] > 1 && tensor.strides[last] != 1) {
     refuse(tensor, "the last axis has stride " + std::to_string(tensor.strides[last]) +
-                                 "; it must be 1 (torch: .contiguous(); NumPy: numpy.ascontiguousarray)");
+                       "; it must be 1 (torch: .contiguous(); NumPy: numpy.ascontiguousarray)");
   }
 }
 

@@ -168,7 +168,8 @@ std::unique_ptr<Kernel> load_kernel(const Problem& problem, const Plan& plan, co
 #if defined(__x86_64__) && !defined(FLASH_ATTENTION_GENERIC_CPU)
   if (row.multiplies_bfloat16 && (device.isa == CpuIsa::amx || device.isa == CpuIsa::avx512_bf16)) {
     const Steps special = steps_of(device.isa == CpuIsa::amx ? amx_table : avx512_bf16_table, row);
-    if (special.first->count != nullptr) return std::make_unique<CpuKernel>(steps, special, problem, plan.pass, table.program);
+    if (special.first->count != nullptr)
+      return std::make_unique<CpuKernel>(steps, special, problem, plan.pass, table.program);
   }
 #endif
   return std::make_unique<CpuKernel>(steps, steps, problem, plan.pass, table.program);

@@ -1,5 +1,5 @@
-// The steps of a product are the same in every tile, whatever the compiler knows of its sizes: with `invariant` a row has the
-// same bits in tiles of every shape. Compiled for an instruction set with a fused multiply-add, as the kernels are.
+// The steps of a product are the same in every tile, whatever the compiler knows of its sizes: with `invariant` a row has
+// the same bits in tiles of every shape. Compiled for an instruction set with a fused multiply-add, as the kernels are.
 
 #if defined(__FMA__)
 #include <gtest/gtest.h>
@@ -63,18 +63,18 @@ void check_tile() {
   constexpr int lanes = vectors * vector_lanes;
   Matrices m(rows, depth, lanes);
   const std::vector<float> want = expected(m, rows, depth, lanes);
-  multiply_tile<rows, vectors, Start::rescale, Order::row_major, Float32>(
-      {.A = m.A.data(),
-       .a_stride = depth,
-       .B = m.B.data(),
-       .b_stride = lanes,
-       .C = m.C.data(),
-       .c_stride = lanes,
-       .rows = rows,
-       .depth = depth,
-       .vectors = vectors,
-       .factor = m.factor.data()},
-      m.A.data(), m.B.data(), m.C.data(), m.factor.data());
+  const Product<Float32> product{.A = m.A.data(),
+                                 .a_stride = depth,
+                                 .B = m.B.data(),
+                                 .b_stride = lanes,
+                                 .C = m.C.data(),
+                                 .c_stride = lanes,
+                                 .rows = rows,
+                                 .depth = depth,
+                                 .vectors = vectors,
+                                 .factor = m.factor.data()};
+  multiply_tile<rows, vectors, Start::rescale, Order::row_major>(product, m.A.data(), m.B.data(), m.C.data(),
+                                                                 m.factor.data());
   EXPECT_EQ(m.C, want) << rows << " rows, " << vectors << " vectors, depth " << depth;
 }
 

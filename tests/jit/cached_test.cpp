@@ -227,13 +227,15 @@ TEST(ProductCache, a_long_compilation_says_so) {
     static std::promise<std::string> first;  // message
     static std::once_flag heard;
     set_log_callback(
-        [](std::string_view message, void*) { std::call_once(heard, [&] { first.set_value(std::string(message)); }); }, nullptr);
+        [](std::string_view message, void*) { std::call_once(heard, [&] { first.set_value(std::string(message)); }); },
+        nullptr);
     std::string message = "nothing within a minute";
-    ProductCache(settings_for(folder)).get(demo_recipe, [&] {  // goes on until the message is here, however busy the machine is
-      auto coming = first.get_future();
-      if (coming.wait_for(60s) == std::future_status::ready) message = coming.get();
-      return Product{code, "source", "notes"};
-    });
+    ProductCache(settings_for(folder))
+        .get(demo_recipe, [&] {  // goes on until the message is here, however busy the machine is
+          auto coming = first.get_future();
+          if (coming.wait_for(60s) == std::future_status::ready) message = coming.get();
+          return Product{code, "source", "notes"};
+        });
     set_log_callback(nullptr, nullptr);
     return message;
   });

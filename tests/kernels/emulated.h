@@ -100,9 +100,8 @@ inline std::vector<Case> nan_beside_hidden_scores(Dtype dtype) {
   add("nan_query_hides", [](Case& c, Problem&) { c.nan_query = 5; });
   add("nan_key_hides", [](Case& c, Problem& p) { c.nan_key = 100, p.window_left = 2, p.causal = true; });
   // Visible keys whose probability is too small for a float: NaN of dout reaches their biases.
-  add("nan_dout_hides_not", [](Case& c, Problem& p) {
-    c.nan_dout = 5, c.dbias = true, p.scale = 8, p.bias = over(p, true, true, true);
-  });
+  add("nan_dout_hides_not",
+      [](Case& c, Problem& p) { c.nan_dout = 5, c.dbias = true, p.scale = 8, p.bias = over(p, true, true, true); });
   return cases;
 }
 

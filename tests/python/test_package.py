@@ -75,7 +75,8 @@ def test_verbs(warm_python):
     assert all(verb in done.stdout for verb in ("doctor", "compile", "bench", "report"))
     assert "_problem" not in done.stdout
     assert warm_python("-m", "flash_attention", "nothing").returncode == 2
-    shape = ("--device", "cpu", "--dtype", "float32", "--seq-q", "64", "--heads", "4", "--kv-heads", "2", "--head-dim", "32")
+    sizes = ("--seq-q", "64", "--heads", "4", "--kv-heads", "2", "--head-dim", "32")
+    shape = ("--device", "cpu", "--dtype", "float32", *sizes)
     done = warm_python("-m", "flash_attention", "compile", *shape)
     assert done.returncode == 0, done.stderr
     assert "cpu/" in done.stdout

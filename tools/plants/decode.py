@@ -160,9 +160,7 @@ PLANTS = (
         "sum = sum + statistics[1] * ptx::exp2(statistics[0] - larger);",
         SHAPES,
     ),
-    Plant(
-        "a part without a number is passed over", MERGE, "        sum += statistics[1];", "        sum += 0;", SHAPES
-    ),
+    Plant("a part without a number is passed over", MERGE, "        sum += statistics[1];", "        sum += 0;", SHAPES),
     Plant(
         "parts behind the first few are forgotten",
         MERGE,

@@ -154,7 +154,7 @@ struct BackwardSm80 {
   /// dV += P^T dO and dK += dS^T Q, 32 keys and a part of the columns a warp.
   __device__ __forceinline__ void add_key_gradients(const Step& step) {
     const int row = warp / key_n * 32, part = warp % key_n;
-    const auto contract = [&]<typename Tile, int pairs, int columns, int blocks>(float (&C)[2][blocks][4], unsigned weights,
+    const auto contract = [&]<typename Tile, int pairs, int columns, int blocks>(float(&C)[2][blocks][4], unsigned weights,
                                                                                  unsigned tile) {
       sm80::multiply_columns<features, PTile, Tile, block_q>(C, weights, row, tile, part * pairs, lane,
                                                              sm80::pairs_of<type, columns / 16, pairs, key_n>(part));

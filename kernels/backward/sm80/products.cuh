@@ -25,10 +25,10 @@ __device__ __forceinline__ void multiply_rows(float (&C)[m_tiles][blocks][4], un
                                               int column, int lane) {
   const unsigned A_address = tile::a_address<TileA>(A_smem, row, lane);
   const unsigned B_address = tile::b_transposed_address<TileB>(B_smem, column, lane);
-  const auto load_a = [&](unsigned (&A)[4], int m, int k) {
+  const auto load_a = [&](unsigned(&A)[4], int m, int k) {
     ptx::ldmatrix_x4(A, TileA::step(A_address, 2 * k) + m * 16 * 128);
   };
-  const auto load_b = [&](unsigned (&B)[4], int n, int k) {
+  const auto load_b = [&](unsigned(&B)[4], int n, int k) {
     ptx::ldmatrix_x4(B, TileB::step(B_address, 2 * k) + n * 16 * 128);
   };
   if constexpr (features.dtype == Type::float32) {
@@ -52,16 +52,16 @@ __device__ __forceinline__ void multiply_columns(float (&C)[m_tiles][blocks][4],
           tile::contracted_rows<TileA>(values, TileA::step(A_address, row / 4), m, k);
           A.set({values[0], values[2], values[1], values[3]});
         },
-        [&](unsigned (&B)[4], int n, int k) { tile::contracted_rows<TileB>(B, B_address, first + n, k); }, pairs);
+        [&](unsigned(&B)[4], int n, int k) { tile::contracted_rows<TileB>(B, B_address, first + n, k); }, pairs);
   } else {
     const unsigned A_address = tile::a_transposed_address<TileA>(A_smem, 0, lane);
     const unsigned B_address = tile::b_address<TileB>(B_smem, 0, lane);
     tile::multiply<features.dtype, rows / 16>(
         C,
-        [&](unsigned (&A)[4], int m, int k) {
+        [&](unsigned(&A)[4], int m, int k) {
           ptx::ldmatrix_x4_trans(A, TileA::step(A_address, (row + 16 * m) / 8) + k * 16 * 128);
         },
-        [&](unsigned (&B)[4], int n, int k) {
+        [&](unsigned(&B)[4], int n, int k) {
           ptx::ldmatrix_x4_trans(B, TileB::step(B_address, 2 * (first + n)) + k * 16 * 128);
         },
         pairs);
@@ -73,19 +73,19 @@ template <Features features, typename TileA, typename TileB, int rows, int m_til
 __device__ __forceinline__ void multiply(float (&C)[m_tiles][blocks][4], unsigned A_smem, int row, unsigned B_smem,
                                          int first, int lane, int pairs) {
   const unsigned A_address = tile::a_address<TileA>(A_smem, row, lane);
-  const auto load_a = [&](unsigned (&A)[4], int m, int k) {
+  const auto load_a = [&](unsigned(&A)[4], int m, int k) {
     ptx::ldmatrix_x4(A, TileA::step(A_address, 2 * k) + m * 16 * 128);
   };
   if constexpr (features.dtype == Type::float32) {
     const unsigned B_address = tile::ordered_address<TileB>(B_smem, lane);
     tile::multiply_split<features, rows / 8, 1>(
         C, tile::split_rows(load_a),
-        [&](unsigned (&B)[4], int n, int k) { tile::ordered_rows<TileB>(B, B_address, first + n, k); }, pairs);
+        [&](unsigned(&B)[4], int n, int k) { tile::ordered_rows<TileB>(B, B_address, first + n, k); }, pairs);
   } else {
     const unsigned B_address = tile::b_address<TileB>(B_smem, 0, lane);
     tile::multiply<features.dtype, rows / 16>(
         C, load_a,
-        [&](unsigned (&B)[4], int n, int k) {
+        [&](unsigned(&B)[4], int n, int k) {
           ptx::ldmatrix_x4_trans(B, TileB::step(B_address, 2 * (first + n)) + k * 16 * 128);
         },
         pairs);
@@ -100,12 +100,12 @@ __device__ __forceinline__ void multiply_registers(float (&C)[m_tiles][blocks][4
     const unsigned B_address = tile::contracted_address<TileB>(B_smem, lane);
     tile::multiply_split<features, steps, steps / 2>(
         C, [&](auto& A, int m, int k) { tile::split_a(A, A_reg[m][k]); },
-        [&](unsigned (&B)[4], int n, int k) { tile::contracted_rows<TileB>(B, B_address, n, k); });
+        [&](unsigned(&B)[4], int n, int k) { tile::contracted_rows<TileB>(B, B_address, n, k); });
   } else {
     const unsigned B_address = tile::b_address<TileB>(B_smem, 0, lane);
     tile::multiply<features.dtype, steps / 2>(
-        C, [&](unsigned (&A)[4], int m, int k) { tile::pack_a<features.dtype>(A, A_reg[m][2 * k], A_reg[m][2 * k + 1]); },
-        [&](unsigned (&B)[4], int n, int k) { ptx::ldmatrix_x4_trans(B, TileB::step(B_address, 2 * n) + k * 16 * 128); });
+        C, [&](unsigned(&A)[4], int m, int k) { tile::pack_a<features.dtype>(A, A_reg[m][2 * k], A_reg[m][2 * k + 1]); },
+        [&](unsigned(&B)[4], int n, int k) { ptx::ldmatrix_x4_trans(B, TileB::step(B_address, 2 * n) + k * 16 * 128); });
   }
 }
 

@@ -82,8 +82,8 @@ struct BackwardSm80Bias {
 #pragma unroll 1
       for (int k = 0; k < panel / 16; ++k) {
         tile::multiply<type, 1>(
-            C, [&](unsigned (&A)[4], int m, int) { ptx::ldmatrix_x4(A, QTile::step(A_address, 2 * k) + m * 16 * 128); },
-            [&](unsigned (&B)[4], int n, int) { ptx::ldmatrix_x4(B, KTile::step(B_address, 2 * k) + n * 16 * 128); });
+            C, [&](unsigned(&A)[4], int m, int) { ptx::ldmatrix_x4(A, QTile::step(A_address, 2 * k) + m * 16 * 128); },
+            [&](unsigned(&B)[4], int n, int) { ptx::ldmatrix_x4(B, KTile::step(B_address, 2 * k) + n * 16 * 128); });
       }
       stage = stage + 1 == stages ? 0 : stage + 1;
     }
@@ -148,7 +148,9 @@ struct BackwardSm80Bias {
       math.mark(marks);
       math.probabilities(
           tile_of(S[m]), marks,
-          [&](int i) { return typename Math::Pair{rows.lse[m][Math::row_of(i)], rows.lse[m][Math::row_of(i)]}; },
+          [&](int i) {
+            return typename Math::Pair{rows.lse[m][Math::row_of(i)], rows.lse[m][Math::row_of(i)]};
+          },
           [](int, float, float) {});
       dropped[m] = marks.dropped[0];
       if (!of.edge) continue;

@@ -101,7 +101,8 @@ struct Repairer {
     ptx::path<"backward/sm90 repaired keys">();
 #pragma unroll 1
     for (int j = kv_begin; j < tile::min(kv_begin + tile_rows, sequence.rows_kv); ++j)
-      repair_key<config>(args, sequence, kv_head_idx, j, [&](int head_idx) { return delta_of(head_idx); }, args.keep_scale);
+      repair_key<config>(
+          args, sequence, kv_head_idx, j, [&](int head_idx) { return delta_of(head_idx); }, args.keep_scale);
   }
 };
 

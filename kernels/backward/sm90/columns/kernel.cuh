@@ -59,7 +59,8 @@ __device__ __forceinline__ void add_pair(ColumnsWarpgroup<config, gradient>& wg,
   typename Math::Marks marks;
   math.mark(marks);
   if constexpr (C::has_dP) {
-    math.probabilities(scores, marks, [&](int i) { return statistics.lse2(math, i); }, [](int, float, float) {});
+    math.probabilities(
+        scores, marks, [&](int i) { return statistics.lse2(math, i); }, [](int, float, float) {});
     float dP[tile_rows / 2];  // after P, not under it
     wg.template make_scores<S::chunks_v, S::steps_v>(dP, wg.shared.X2, false, [] {});
     math.gradients(scores, dP, marks, [&](int i) { return statistics.delta(math, i); });

@@ -54,8 +54,7 @@ __device__ __forceinline__ void release_biases(Storage& shared, int stage) {
 template <BackwardConfig config>
 struct BiasTiles {};
 template <BackwardConfig config>
-  requires(config.bias_boxes)
-struct BiasTiles<config> {
+requires(config.bias_boxes) struct BiasTiles<config> {
   alignas(1024) unsigned short biases[Shape<config>::stages][Shape<config>::warpgroups][chunk_elements];
 };
 

@@ -124,14 +124,18 @@ __device__ __forceinline__ unsigned compute_dQ(const QueryWarpgroup<config>& wg,
     ptx::wgmma_pin(scores);
     if constexpr (!asks_early) math.mark(marks);
     math.probabilities(
-        scores, marks, [&](int i) { return typename Math::Pair{lse2[Math::row_of(i)], lse2[Math::row_of(i)]}; },
+        scores, marks,
+        [&](int i) {
+          return typename Math::Pair{lse2[Math::row_of(i)], lse2[Math::row_of(i)]};
+        },
         [](int, float, float) {});
     if constexpr (late_dP) issue_dP(tile, ptx::registers_fresh(0));
     ptx::wgmma_wait<0>();  // dP is complete
     ptx::wgmma_pin(dP);
     release(wg.shared.V_empty[state_V(tile).stage]);
-    math.gradients(scores, dP, marks,
-                   [&](int i) { return typename Math::Pair{delta[Math::row_of(i)], delta[Math::row_of(i)]}; });
+    math.gradients(scores, dP, marks, [&](int i) {
+      return typename Math::Pair{delta[Math::row_of(i)], delta[Math::row_of(i)]};
+    });
     Math::pack(dP, dS);
     ptx::wgmma_pin(dS);
     if (math.edge) zero_nonfinite_keys_of_stage(wg, state_K(tile).stage, score.visible_kv - math.kv_begin);
@@ -214,8 +218,9 @@ __device__ __forceinline__ void backward_sm90_separate_dq_kernel(const abi::Atte
       QueryProducer<config, Shape<config>::chunks, Storage::stages_K> producer{
           args,          shared.Q,       shared.Q_full, shared.Q_empty, map_Q,          shared.K,
           shared.K_full, shared.K_empty, map_K,         shared.K_place, shared.lists[0]};
-      shared.tasks.produce(workspace<unsigned>(args, Region::tasks) + counter_queries, num_tasks,
-                           [&](int task_idx) { producer.load({args, task_idx}); });
+      shared.tasks.produce(workspace<unsigned>(args, Region::tasks) + counter_queries, num_tasks, [&](int task_idx) {
+        producer.load({args, task_idx});
+      });
     }
     if (threadIdx.x == 32) {
       QueryProducer<config, Shape<config>::chunks_v, Storage::stages_V> producer{
