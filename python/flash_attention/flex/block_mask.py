@@ -1,8 +1,6 @@
 """create_block_mask and its kin. Ours build nothing: which tiles are hidden follows from the mask program itself."""
 
-import functools
 import math
-import operator
 
 import torch
 from torch.nn.attention import flex_attention as torch_flex
@@ -117,22 +115,26 @@ def _combined(name, masks, combine, of_none):
     if not all(callable(mask) for mask in masks):
         raise RuntimeError(f"{name}: all inputs must be functions mask_mod(b, h, i, j), got {masks}")
 
-    def mask_mod(b, h, i, j):
-        if not masks:
-            return b.new_full((), of_none, dtype=torch.bool)
-        return functools.reduce(combine, (mask(b, h, i, j) for mask in masks))
+    if not masks:
+        return lambda b, h, i, j: b.new_full((), of_none, dtype=torch.bool)
+
+    def mask_mod(b, h, i, j):  # no module, no generator: programs are remembered by what a function reads
+        result = masks[0](b, h, i, j)
+        for mask in masks[1:]:
+            result = combine(result, mask(b, h, i, j))
+        return result
 
     return mask_mod
 
 
 def and_masks(*mask_mods):
     """A mask_mod that shows what all of them show; everything if there is none."""
-    return _combined("and_masks", mask_mods, operator.and_, True)
+    return _combined("and_masks", mask_mods, lambda x, y: x & y, True)
 
 
 def or_masks(*mask_mods):
     """A mask_mod that shows what one of them shows; nothing if there is none."""
-    return _combined("or_masks", mask_mods, operator.or_, False)
+    return _combined("or_masks", mask_mods, lambda x, y: x | y, False)
 
 
 def mask_mods_of(block_mask):
