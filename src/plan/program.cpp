@@ -48,8 +48,7 @@ void add_program_gradients(const Problem& problem, const abi::BackwardConfig& co
   add("backward_program_finish", elements, 0);
 }
 
-ProgramTraits program_traits(const Problem& problem) {
-  if (problem.program.empty()) return {};
+ProgramTraits traits_of_program(const Problem& problem) {
   const auto known = program::parsed(problem.program);
   const program::Program& parsed = *known;
   ProgramTraits traits{.score = parsed.score >= 0, .visible = parsed.visible >= 0};

@@ -17,7 +17,10 @@ struct ProgramTraits {
   bool calls = false;         // functions that are no instruction: sine and cosine
   int values = 0;             // that a score takes
 };
-ProgramTraits program_traits(const Problem& problem);
+ProgramTraits traits_of_program(const Problem& problem);
+inline ProgramTraits program_traits(const Problem& problem) {
+  return problem.program.empty() ? ProgramTraits{} : traits_of_program(problem);
+}
 
 /// The source of the problem's program before every launch of the plan.
 void add_program_source(const Problem& problem, Plan& plan);
