@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "fakes/fake_cuda.h"
-#include "flash_attention/attention.h"
+#include "flash_attention/planned_call.h"
 
 namespace {
 
@@ -102,9 +102,10 @@ void measure(const char* name, const Problem& problem, std::string_view kernel, 
   buffers.program_tensors = captured;
   buffers.program_scalars = numbers;
   const auto run = [&] {
-    options.workspace_bytes = workspace_bytes(problem, pass, options);  // as the Python binding asks for it
+    const PlannedCall call(problem, pass, options);  // as the Python binding does
+    options.workspace_bytes = call.workspace_bytes();
     options.workspace = block(64);
-    (pass == Pass::forward ? forward : backward)(problem, buffers, options);
+    call.run(buffers, options);
   };
   run();
 

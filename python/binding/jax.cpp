@@ -124,7 +124,7 @@ ffi::Error run(Operands operands, const ffi::Dictionary& attributes, ffi::Scratc
       call.set_gradients(gradients);
     }
     std::unique_ptr<char[]> memory;  // of the CPU; a GPU's comes from XLA
-    if (const std::size_t bytes = call.workspace(backward)) {
+    if (const std::size_t bytes = call.plan(backward)) {
       const std::size_t room = bytes + Call::workspace_alignment;
       if (scratch == nullptr) {
         memory = std::make_unique_for_overwrite<char[]>(room);
@@ -135,7 +135,7 @@ ffi::Error run(Operands operands, const ffi::Dictionary& attributes, ffi::Scratc
       }
       call.set_workspace(start, bytes);
     }
-    call.run(backward);
+    call.run();
     return ffi::Error::Success();
   } catch (const std::exception& error) {
     return ffi::Error::Internal(error.what());

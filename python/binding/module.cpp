@@ -47,13 +47,13 @@ void run(Call& call, bool backward, std::uintptr_t stream, nb::handle allocate, 
   const nb::object prepared = use_kept(masks.kept, call, backward, masks.tensors, masks.captured);
   nb::object workspace;
   Tensor memory;
-  if (const std::size_t bytes = call.workspace(backward)) {
+  if (const std::size_t bytes = call.plan(backward)) {
     workspace = allocate(bytes + Call::workspace_alignment);
     memory = tensor_of(workspace, "workspace", true);
     call.set_workspace(memory.data, bytes);
   }
   GilRelease released;
-  call.run(backward);
+  call.run();
 }
 
 /// The tensors of a program, in the form of ProgramArguments.

@@ -135,7 +135,7 @@ bool fits_out(PyObject* argument, const Tensor& q) {
 
 void run_call(Call& call, bool backward, PyObject* like, std::span<NewTensor> results) {
   std::optional<Scratch> workspace;
-  const std::size_t bytes = call.workspace(backward);
+  const std::size_t bytes = call.plan(backward);
   if (bytes > 0) workspace.emplace(bytes + Call::workspace_alignment, call.options.device, call.options.stream);
   const auto make_and_run = [&] {
     const GilRelease released;  // memory may have to come from the driver, and a launch may have to wait
@@ -145,7 +145,7 @@ void run_call(Call& call, bool backward, PyObject* like, std::span<NewTensor> re
     if (workspace && !workspace->make()) return false;
     set_results(call, backward, results);
     if (workspace) call.set_workspace(workspace->data(), bytes);
-    call.run(backward);
+    call.run();
     return true;
   };
   if (make_and_run()) return;

@@ -11,6 +11,7 @@
 #include "api/prepared.h"
 #include "api/program.h"
 #include "api/watchdog.h"
+#include "flash_attention/planned_call.h"
 #include "flash_attention/runtime.h"
 #include "plan/masks.h"
 #include "support/settings.h"
@@ -18,24 +19,25 @@
 namespace flash_attention {
 namespace {
 
-void run(const Problem& problem, Pass pass, const Buffers& given, const Options& options) {
-  api::guarded([&] {
-    const std::shared_ptr<const api::Prepared> prepared = api::prepare_to_run(problem, pass, options);
-    std::optional<Buffers> with_slopes;
-    if (prepared->slopes >= 0) [[unlikely]]
-      with_slopes = api::with_slopes(prepared->problem, given, prepared->slopes);
-    const Buffers& buffers = with_slopes ? *with_slopes : given;
-    api::validate(prepared->problem, prepared->plan, buffers, options);
-    if (options.prepared_mask.data != nullptr) api::check_prepared_mask(*prepared, buffers, options.prepared_mask);
-    // Without a batch nothing is read, but sums over it are written: dsink, and dbias where it is broadcast.
-    const bool sums = buffers.dsink != nullptr || buffers.dbias != nullptr || prepared->problem.program_gradients != 0;
-    if (prepared->problem.batch == 0 && !sums) return;
-    if (options.backward_follows && !prepared->is_loaded()) [[unlikely]]
-      api::compile_ahead(problem, Pass::backward, options);
-    prepared->kernel(options.stream).launch(prepared->problem, prepared->plan, buffers, options);
-    if (support::settings().check && prepared->plan.shared_rows == 0) [[unlikely]]  // a part is no result yet
-      api::watch(*prepared, buffers, options);
-  });
+void run(const Problem& problem, const api::Prepared& prepared, const Buffers& given, const Options& options) {
+  std::optional<Buffers> with_slopes;
+  if (prepared.slopes >= 0) [[unlikely]]
+    with_slopes = api::with_slopes(prepared.problem, given, prepared.slopes);
+  const Buffers& buffers = with_slopes ? *with_slopes : given;
+  api::validate(prepared.problem, prepared.plan, buffers, options);
+  if (options.prepared_mask.data != nullptr) api::check_prepared_mask(prepared, buffers, options.prepared_mask);
+  // Without a batch nothing is read, but sums over it are written: dsink, and dbias where it is broadcast.
+  const bool sums = buffers.dsink != nullptr || buffers.dbias != nullptr || prepared.problem.program_gradients != 0;
+  if (prepared.problem.batch == 0 && !sums) return;
+  if (options.backward_follows && !prepared.is_loaded()) [[unlikely]]
+    api::compile_ahead(problem, Pass::backward, options);
+  prepared.kernel(options.stream).launch(prepared.problem, prepared.plan, buffers, options);
+  if (support::settings().check && prepared.plan.shared_rows == 0) [[unlikely]]  // a part is no result yet
+    api::watch(prepared, buffers, options);
+}
+
+void run(const Problem& problem, Pass pass, const Buffers& buffers, const Options& options) {
+  api::guarded([&] { run(problem, *api::prepare_to_run(problem, pass, options), buffers, options); });
 }
 
 }  // namespace
@@ -59,6 +61,17 @@ void standard_backward(const Problem& problem, const Buffers& buffers, const Opt
 std::size_t workspace_bytes(const Problem& problem, Pass pass, const Options& options) {
   return api::guarded(
       [&] { return plan::needed_workspace(api::prepare(problem, pass, options)->plan, options.prepared_mask); });
+}
+
+PlannedCall::PlannedCall(const Problem& problem, Pass pass, const Options& options)
+    : problem_(problem), prepared_(api::guarded([&] { return api::prepare(problem, pass, options); })) {}
+
+std::size_t PlannedCall::workspace_bytes(const PreparedMask& mask) const {
+  return plan::needed_workspace(prepared_->plan, mask);
+}
+
+void PlannedCall::run(const Buffers& buffers, const Options& options) const {
+  api::guarded([&] { flash_attention::run(problem_, *prepared_, buffers, options); });
 }
 
 std::string explain(const Problem& problem, Pass pass, const Options& options) {

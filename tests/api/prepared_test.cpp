@@ -2,11 +2,16 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
 #include <functional>
+#include <vector>
 
 #include "emulator/host/seed.h"
 #include "flash_attention/attention.h"
 #include "flash_attention/plan.h"
+#include "flash_attention/planned_call.h"
 
 namespace flash_attention::api {
 namespace {
@@ -61,6 +66,33 @@ TEST(Prepared, AnotherNumberOfSmsIsAnotherPlan) {
     }
   }
   emulator::set_num_sms(0);
+}
+
+/// Queries of 0 see all keys alike: a row of out is the mean of V, and lse the logarithm of their number.
+TEST(Prepared, APlannedCallIsTheCallItsWorkspaceIsFor) {
+  constexpr std::size_t rows = 40, columns = 2 * 16;
+  const std::vector<float> zero(rows * columns, 0.0f);
+  std::vector<float> v(rows * columns);
+  for (std::size_t row = 0; row < rows; ++row) {
+    for (std::size_t column = 0; column < columns; ++column)
+      v[row * columns + column] = static_cast<float>(column) / 32 + (row % 2 == 0 ? 0.5f : -0.5f);
+  }
+  for (const Pass pass : {Pass::forward, Pass::standard_forward}) {
+    std::vector<float> out(rows * columns), lse(2 * rows);
+    const Buffers buffers{.q = zero.data(), .k = zero.data(), .v = v.data(), .out = out.data(), .lse = lse.data()};
+    const PlannedCall call(small, pass);
+    Options options{.workspace_bytes = call.workspace_bytes()};
+    EXPECT_EQ(options.workspace_bytes, workspace_bytes(small, pass));
+    EXPECT_TRUE(pass == Pass::forward || options.workspace_bytes > 0);
+    if (options.workspace_bytes > 0) {
+      EXPECT_THROW(call.run(buffers, {}), Error);
+    }
+    std::vector<std::byte> workspace(options.workspace_bytes + 256);
+    options.workspace = workspace.data() + (256 - reinterpret_cast<std::uintptr_t>(workspace.data()) % 256);
+    call.run(buffers, options);
+    for (std::size_t i = 0; i < out.size(); ++i) EXPECT_NEAR(out[i], static_cast<float>(i % columns) / 32, 1e-6f);
+    for (const float sum : lse) EXPECT_NEAR(sum, std::log(40.0f), 1e-6f);
+  }
 }
 
 /// Every field of a Problem, changed alone: each makes another entry, and what comes back is for that problem.

@@ -225,6 +225,11 @@ void Call::choose(bool backward) {
   }
 }
 
+std::size_t Call::plan(bool backward) {
+  planned_.emplace(problem, pass(backward), options);
+  return planned_->workspace_bytes(options.prepared_mask);
+}
+
 void Call::set_workspace(void* memory, std::size_t bytes) {
   const auto address = reinterpret_cast<std::uintptr_t>(memory);
   options.workspace =
@@ -232,17 +237,6 @@ void Call::set_workspace(void* memory, std::size_t bytes) {
   options.workspace_bytes = bytes;
 }
 
-void Call::run(bool backward) const {
-  switch (pass(backward)) {
-    case Pass::forward:
-      return forward(problem, buffers, options);
-    case Pass::backward:
-      return flash_attention::backward(problem, buffers, options);
-    case Pass::standard_forward:
-      return standard_forward(problem, buffers, options);
-    case Pass::standard_backward:
-      return standard_backward(problem, buffers, options);
-  }
-}
+void Call::run() const { planned_->run(buffers, options); }
 
 }  // namespace flash_attention::python

@@ -1,8 +1,10 @@
 #pragma once
 
 #include <array>
+#include <optional>
 #include <string>
 
+#include "flash_attention/planned_call.h"
 #include "options.h"
 #include "tensor.h"
 
@@ -59,10 +61,10 @@ class Call {
   void set_gradients(const Gradients& gradients);
 
   Pass pass(bool backward) const;
-  void choose(bool backward);  ///< a kernel named for the other pass is none of this one: the planner chooses
-  std::size_t workspace(bool backward) const { return workspace_bytes(problem, pass(backward), options); }
+  void choose(bool backward);       ///< a kernel named for the other pass is none of this one: the planner chooses
+  std::size_t plan(bool backward);  ///< the bytes of workspace that it needs
   void set_workspace(void* memory, std::size_t bytes);  ///< `memory` has workspace_alignment bytes more than `bytes`
-  void run(bool backward) const;
+  void run() const;                                     ///< as planned
 
   static constexpr std::size_t workspace_alignment = 256;
 
@@ -89,6 +91,7 @@ class Call {
   bool standard_ = false;
   bool invariant_ = false;
   std::string kernel_;
+  std::optional<PlannedCall> planned_;
 };
 
 }  // namespace flash_attention::python

@@ -106,7 +106,7 @@ void refuse_overlap(std::initializer_list<Extent> outputs, std::initializer_list
 void refuse_self_overlap(const char* argument, const Strides& strides, std::int64_t batch, std::int64_t seq,
                          std::int64_t heads, std::int64_t dim) {
   if (std::min({batch, seq, heads}) == 0) return;
-  std::array<std::pair<std::int64_t, std::int64_t>, 3> axes{  // usually sorted
+  std::array<std::pair<std::int64_t, std::int64_t>, 3> axes{
       {{std::abs(strides.head), heads}, {std::abs(strides.seq), seq}, {std::abs(strides.batch), batch}}};
   std::sort(axes.begin(), axes.end());
   std::int64_t reach = dim;  // elements that the smaller axes cover
