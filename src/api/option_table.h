@@ -1,7 +1,7 @@
 #pragma once
 
-// One row for each option and one for each other field of Problem. These rows make the hash of a problem and the copy from the
-// C struct. The rows of options also make CallOptions, its readers for Python and for JAX's attributes,
+// One row for each option and one for each other field of Problem. These rows make the hash of a problem and the copy from
+// the C struct. The rows of options also make CallOptions, its readers for Python and for JAX's attributes,
 // flash_attention.options.Options and the arguments of the torch ops. A new option is a row here, a field of Problem and a
 // field of the C struct; tests/api/option_table_test.cpp switches on each row and looks for it.
 
