@@ -86,7 +86,8 @@ TEST(ProgramOptions, SlopesAreFloatsOfHeads) {
   EXPECT_EQ(second->slopes, 1);
   for (const char* const others :
        {"t0 = tensor float16 1\nx = load t0 h\n", "t0 = tensor float32 1\nx = load t0 i\n",
-        "t0 = tensor float32 2\nx = load t0 h b\n", "t0 = tensor float32 1\nk = add h 1\nx = load t0 k\n"})
+        "t0 = tensor float32 2\nx = load t0 h b\n", "t0 = tensor float32 2\nx = load t0 h h\n",
+        "t0 = tensor float32 1\nk = add h 1\nx = load t0 k\n"})
     EXPECT_FALSE(take_options(others + rest)) << others;
 }
 

@@ -38,6 +38,8 @@ const WindowCase window_cases[] = {
     {"x = neg score\nv = ge i j\nscore = x\nvisible = v", -1, 0},
     {"v = ge i j\nw = and v v\nu = and w w\nvisible = u", -1, 0},
     {"v = ge i j\nw = and v true\nvisible = w", -1, -1},
+    {"k = add i 2147483647\nv = ge k j\nvisible = v", -1, -1},  // goes round
+    {"k = sub i 2147483647\nv = le k j\nvisible = v", -1, -1},
 };
 
 // The window and what is left of the text show what the text showed.

@@ -165,6 +165,111 @@ def test_slopes_with_gradients_stay_a_program():
     assert (got - want).abs().max() <= 1e-4 * want.abs().max()
 
 
+def test_alibi_of_packed_sequences():
+    """The option's distance ends at the last key of each sequence, the program's begins at the first."""
+    starts_q, starts_kv = [0, 12, 30], [0, 18, 36]
+    q = torch.randn(30, HEADS, DIM, generator=generator)
+    k, v = (torch.randn(36, HEADS, DIM, generator=generator) for _ in range(2))
+    packed = [torch.tensor(starts, dtype=torch.int32) for starts in (starts_q, starts_kv)]
+    out = attention_packed(q, k, v, *packed, score_mod=alibi(0, torch.abs))
+    for n in range(2):
+        rows, keys = slice(*starts_q[n : n + 2]), slice(*starts_kv[n : n + 2])
+        wanted = dense(*(x[None].double() for x in (q[rows], k[keys], v[keys])), alibi(0, torch.abs))
+        assert (out[rows] - wanted[0]).abs().max() <= 3e-5
+
+
+def test_alibi_beside_the_option():
+    there = slopes * 4
+    distance = visible(40, 40, lambda i, j: (i - j).abs())
+    compare(
+        40, 40,
+        lambda q, k, v: attention(q, k, v, score_mod=alibi(0, torch.abs), alibi_slopes=there),
+        lambda q, k, v: dense(q, k, v, alibi(0, torch.abs), before=lambda s: s - there[:, None, None] * distance),
+    )  # fmt: skip
+
+
+def test_alibi_of_queries_before_the_first_key():
+    """Top-left and causal, fewer keys than queries: the distance to the option's diagonal is negative for some pairs."""
+    given = inputs(40, 25)
+    mod = lambda s, b, h, i, j: s - slopes[h] * (i - 15 - j).float()  # noqa: E731
+    out = attention(*given, score_mod=mod, causal=True, alignment="top_left")
+    shown = torch.arange(40)[:, None] >= torch.arange(25)[None]
+    wanted = dense(*(x.double() for x in given), mod, visible=shown)
+    assert (out - wanted).abs().max() <= 3e-5
+
+
+def test_slopes_of_each_sequence():
+    table = torch.tensor([[0.5, 0.125], [0.0625, 2.0]])
+    mod = lambda s, b, h, i, j: s - table[b, h] * (i - j).abs()  # noqa: E731
+    compare(40, 40, lambda q, k, v: attention(q, k, v, score_mod=mod), lambda q, k, v: dense(q, k, v, mod))
+
+
+def test_fewer_slopes_than_heads():
+    """As of a program: of an option too few slopes would be read past their end."""
+    few = torch.tensor([0.25, 8.0])[:1]
+    with pytest.raises(ValueError, match="index 0 of t0 runs from 0 to 1"):
+        attention(*inputs(40, 40), score_mod=lambda s, b, h, i, j: s - few[h] * (i - j).abs())
+
+
+@pytest.mark.parametrize("name", ["seqused_q", "seqused_kv"])
+def test_a_causal_mask_beside_lengths(name):
+    """The diagonal of the option follows the used lengths, the program's does not."""
+    lengths = torch.tensor([30, 30], dtype=torch.int32)
+    mask = lambda b, h, i, j: i >= j  # noqa: E731
+    shown = torch.arange(40)[None] < (30 if name == "seqused_kv" else 40)
+    compare(
+        40, 40,
+        lambda q, k, v: attention(q, k, v, mask_mod=mask, **{name: lengths}),
+        lambda q, k, v: dense(q, k, v, mask_mod=mask, visible=shown),
+        slice(0, 30) if name == "seqused_q" else slice(None),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("window", [(3, -1), (-1, 2), (20, 20)])
+def test_a_mask_beside_a_window_is_the_narrower_of_both(window):
+    mask = lambda b, h, i, j: (i - j <= 9) & (j - i <= 7)  # noqa: E731
+    left, right = (40 if bound < 0 else bound for bound in window)
+    shown = visible(40, 40, lambda i, j: (i - j <= left) & (j - i <= right))
+    compare(
+        40, 40,
+        lambda q, k, v: attention(q, k, v, mask_mod=mask, window=window),
+        lambda q, k, v: dense(q, k, v, mask_mod=mask, visible=shown),
+    )  # fmt: skip
+
+
+def test_a_mask_beside_chunks_of_the_other_diagonal():
+    """Chunks end with the last key, the program counts from the first query."""
+    mask = lambda b, h, i, j: i + 12 >= j  # noqa: E731
+    shown = visible(25, 40, lambda i, j: i // 8 == j // 8)
+    compare(
+        25, 40,
+        lambda q, k, v: attention(q, k, v, mask_mod=mask, attention_chunk=8),
+        lambda q, k, v: dense(q, k, v, mask_mod=mask, visible=shown),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "seq_q, seq_kv, alignment", [(40, 25, "top_left"), (25, 40, "bottom_right"), (40, 25, "bottom_right")]
+)
+def test_a_chunk_of_all_keys_or_all_queries_alone(seq_q, seq_kv, alignment):
+    given = inputs(seq_q, seq_kv)
+    out = attention(*given, attention_chunk=30, alignment=alignment)
+    i = torch.arange(seq_q)[:, None] + (seq_kv - seq_q if alignment == "bottom_right" else 0)
+    shown = i.div(30, rounding_mode="floor") == torch.arange(seq_kv)[None] // 30
+    assert (out - dense(*(x.double() for x in given), visible=shown)).abs().max() <= 3e-5
+
+
+def test_a_chunk_of_more_queries_than_used_keys():
+    """There are as many keys as queries, of which a sequence uses ten: its first thirty queries are before them."""
+    given = inputs(40, 40)
+    out = attention(*given, attention_chunk=64, seqused_kv=torch.tensor([10, 40], dtype=torch.int32))
+    assert out[0, :30].eq(0).all()
+    shown = (torch.arange(40)[None] < torch.tensor([10, 40])[:, None])[:, None, None]
+    wanted = dense(*(x.double() for x in given), visible=shown)
+    assert (out[0, 30:] - wanted[0, 30:]).abs().max() <= 3e-5
+    assert (out[1] - wanted[1]).abs().max() <= 3e-5
+
+
 def test_a_chunk_of_more_queries_than_keys():
     """Queries before the first key are in a chunk without keys, however long it is."""
     q, k, v = inputs(40, 25)
