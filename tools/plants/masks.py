@@ -1,0 +1,24 @@
+"""Mistakes of meaning in flashmask_attention."""
+
+from .plant import Plant
+
+MASKS = "python/flash_attention/masks/"
+FLASHMASK = "tests/python/masks/test_masks.py -k TestFlashMask"
+
+PLANTS = (
+    Plant(
+        "flashmask: blocks of key heads in another order",
+        MASKS + "flashmask.py",
+        "found.repeat_interleave(group, dim=1)",
+        "found.repeat(1, group, 1, 1)",
+        FLASHMASK,
+    ),
+    Plant(
+        "flashmask: causal keeps the right side of the window",
+        MASKS + "flashmask.py",
+        "        right = 0\n",
+        "        right = right\n",
+        FLASHMASK,
+        survives="attention() is given causal, too, which has no key after the query",
+    ),
+)
