@@ -18,9 +18,9 @@ bool read_with_stream(PyObject* const* qkv, Slots& slots) {
   return true;
 }
 
-/// program_forward(q, k, v, options, program, with_lse, backward, kept, general) -> (out, lse or None, (seed, offset)); what
-/// general() gives if the call is not plain. `program` is as ProgramArguments takes it; `backward` is None or, if a backward
-/// pass follows, of which captured tensors it gives gradients, as bits; `kept` is None or KeptMasks.
+/// program_forward(q, k, v, options, program, with_lse, backward, kept, general) -> (out, lse or None, (seed, offset));
+/// what general() gives if the call is not plain. `program` is as ProgramArguments takes it; `backward` is None or, if a
+/// backward pass follows, of which captured tensors it gives gradients, as bits; `kept` is None or KeptMasks.
 nb::object program_forward(PyObject* const* args, Py_ssize_t count) {
   if (count != 9) throw nb::type_error("program_forward: expected 9 arguments");
   Slots slots;
@@ -41,8 +41,8 @@ nb::object program_forward(PyObject* const* args, Py_ssize_t count) {
   return nb::make_tuple(results[0].to_python(), results[1].to_python(), nb::make_tuple(0, 0));
 }
 
-/// program_backward(q, k, v, out, lse, dout, dlse, options, program, kept, general) -> (dq, dk, dv); what general() gives if
-/// the call is not plain. `program` has the tensors for gradients of what is captured; dlse may be None.
+/// program_backward(q, k, v, out, lse, dout, dlse, options, program, kept, general) -> (dq, dk, dv); what general() gives
+/// if the call is not plain. `program` has the tensors for gradients of what is captured; dlse may be None.
 nb::object program_backward(PyObject* const* args, Py_ssize_t count) {
   if (count != 11) throw nb::type_error("program_backward: expected 11 arguments");
   Slots slots;
