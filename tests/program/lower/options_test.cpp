@@ -84,10 +84,9 @@ TEST(ProgramOptions, SlopesAreFloatsOfHeads) {
   const auto second = take_options("t0 = tensor int32 1\nt1 = tensor float32 1\nx = load t1 h\n" + rest);
   ASSERT_TRUE(second);
   EXPECT_EQ(second->slopes, 1);
-  for (const char* const others :
-       {"t0 = tensor float16 1\nx = load t0 h\n", "t0 = tensor float32 1\nx = load t0 i\n",
-        "t0 = tensor float32 2\nx = load t0 h b\n", "t0 = tensor float32 2\nx = load t0 h h\n",
-        "t0 = tensor float32 1\nk = add h 1\nx = load t0 k\n"})
+  for (const char* const others : {"t0 = tensor float16 1\nx = load t0 h\n", "t0 = tensor float32 1\nx = load t0 i\n",
+                                   "t0 = tensor float32 2\nx = load t0 h b\n", "t0 = tensor float32 2\nx = load t0 h h\n",
+                                   "t0 = tensor float32 1\nk = add h 1\nx = load t0 k\n"})
     EXPECT_FALSE(take_options(others + rest)) << others;
 }
 
