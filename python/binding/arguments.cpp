@@ -66,7 +66,7 @@ const std::vector<int>& known_places(PyObject* names) {
 }  // namespace
 
 Given::Given(PyObject* const* args, Py_ssize_t count, PyObject* names) {
-  known_ = count == 3 || (count == 4 && PyTuple_CheckExact(args[3]));
+  known_ = count == 3 || (count > 3 && PyTuple_CheckExact(args[count - 1]));
   for (Py_ssize_t i = 0; i < count && i < 3; ++i) values_[i] = args[i];
   if (names != nullptr) {
     PyObject* const* value = args + count;
@@ -81,9 +81,12 @@ Given::Given(PyObject* const* args, Py_ssize_t count, PyObject* names) {
   }
   if (!known_ || count == 3) return;
   const std::span<const int> order = over_cache() ? std::span<const int>(order_of_cache) : order_of_attention;
-  const Py_ssize_t size = PyTuple_Size(args[3]);
-  known_ = size <= static_cast<Py_ssize_t>(order.size());
-  for (Py_ssize_t i = 0; known_ && i < size; ++i) values_[order[static_cast<std::size_t>(i)]] = PyTuple_GetItem(args[3], i);
+  const Py_ssize_t first = count - 4, rest = PyTuple_Size(args[count - 1]);
+  known_ = first + rest <= static_cast<Py_ssize_t>(order.size());
+  if (!known_) return;
+  const int* place = order.data();
+  for (Py_ssize_t i = 0; i < first; ++i) values_[*place++] = args[3 + i];
+  for (Py_ssize_t i = 0; i < rest; ++i) values_[*place++] = PyTuple_GetItem(args[count - 1], i);
 }
 
 PyObject* Given::of_caller(int field) const {

@@ -27,8 +27,8 @@ enum Argument {
 #undef FLASH_ATTENTION_ARGUMENT
 };
 
-/// (q, k, v, values, *, name=value, ...). `values` may be left out: a tuple of the first arguments in a fixed order, that
-/// of attention() or, for a cache, that of attention_over_cache().
+/// (q, k, v, *first, rest, *, name=value, ...). `first` and the tuple `rest` are the first arguments in a fixed order, that
+/// of attention() or, for a cache, that of attention_over_cache(); both may be left out.
 class Given {
  public:
   /// As a C function of METH_FASTCALL | METH_KEYWORDS gets them.

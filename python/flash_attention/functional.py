@@ -96,11 +96,11 @@ def attention(
     Returns:
         out, laid out as q with head_dim_v as last size; or (out, lse). A row that sees no key is 0, its lse -inf.
     """
-    return route()(q, k, v, (
-        causal, window, softcap, alibi_slopes, bias, mask, hidden_rows, block_mask, key_lengths, seqused_q, seqused_kv,
-        sink, dropout_p, seed, offset, scale, layout, alignment, deterministic, return_lse, kernel, score_mod, mask_mod,
-        invariant, tile, q_descale, k_descale, v_descale, out_dtype, attention_chunk, precision,
-    ))  # fmt: skip
+    return route()(
+        q, k, v, causal, window, softcap, alibi_slopes, bias, mask, hidden_rows, block_mask, key_lengths, seqused_q,
+        seqused_kv, sink, dropout_p, seed, offset, scale, layout, alignment, deterministic, return_lse, kernel, score_mod,
+        mask_mod, invariant, tile, q_descale, (k_descale, v_descale, out_dtype, attention_chunk, precision),
+    )  # fmt: skip
 
 
 def attention_packed(
@@ -165,12 +165,13 @@ def attention_packed(
     if cu_seqlens_kv is None:
         cu_seqlens_kv = cu_seqlens_q
         max_seqlen_kv = max_seqlen_kv or max_seqlen_q
-    return route()(q, k, v, (
-        causal, window, softcap, alibi_slopes, bias, mask, hidden_rows, block_mask, key_lengths, seqused_q, seqused_kv,
-        sink, dropout_p, seed, offset, scale, "bshd", alignment, deterministic, return_lse, kernel, score_mod, mask_mod,
-        invariant, tile, q_descale, k_descale, v_descale, out_dtype, attention_chunk, precision,
-    ), cu_seqlens_q=cu_seqlens_q, cu_seqlens_kv=cu_seqlens_kv, max_seqlen_q=max_seqlen_q,
-       max_seqlen_kv=max_seqlen_kv)  # fmt: skip
+    return route()(
+        q, k, v, causal, window, softcap, alibi_slopes, bias, mask, hidden_rows, block_mask, key_lengths, seqused_q,
+        seqused_kv, sink, dropout_p, seed, offset, scale, "bshd", alignment, (
+            deterministic, return_lse, kernel, score_mod, mask_mod, invariant, tile, q_descale, k_descale, v_descale,
+            out_dtype, attention_chunk, precision,
+        ), cu_seqlens_q=cu_seqlens_q, cu_seqlens_kv=cu_seqlens_kv, max_seqlen_q=max_seqlen_q, max_seqlen_kv=max_seqlen_kv,
+    )  # fmt: skip
 
 
 def dropout_mask(shape: tuple[int, int, int, int], dropout_p: float, seed: int, offset: int = 0) -> Any:

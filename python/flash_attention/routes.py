@@ -1,8 +1,9 @@
 """How a call is computed: the only place that chooses.
 
 route() gives the function that runs a call. It takes q, k, v, by keyword whatever attention(), attention_packed() and
-attention_over_cache() take, and as `caller` a Caller. More than 13 keywords would cost microseconds (CPython then makes a
-dict): those functions give a tuple instead, their arguments in the order of ARGUMENTS or CACHE_ARGUMENTS.
+attention_over_cache() take, and as `caller` a Caller. CPython makes a tuple and a dict for a call of more than 30 arguments,
+each keyword counted twice, which costs microseconds. Those functions therefore give their first arguments by position, in the
+order of ARGUMENTS or CACHE_ARGUMENTS, and last a tuple of those that follow.
 
 - eager: _core.attention (binding/attention.cpp). If the call is in the kernels' form it goes from there to the launch. What
   is not, comes back to general(), which brings it into that form or chooses another route.
@@ -62,10 +63,12 @@ OURS = Caller()
 OVER_CACHE = Caller(over_cache=True, function="attention_over_cache")
 
 
-def general(q, k, v, values=(), *, caller=OURS, **given):
-    """A call of any form, of any library. `values`: the first arguments in the order of ARGUMENTS; the others are named."""
+def general(q, k, v, *values, caller=OURS, **given):
+    """A call of any form, of any library. `values`: the first arguments in the order of ARGUMENTS, the last ones as a tuple."""
     run = _cache if caller.over_cache else _attention
-    given.update(zip(CACHE_ARGUMENTS if caller.over_cache else ARGUMENTS, values, strict=False))
+    if values:
+        values = (*values[:-1], *values[-1])
+        given.update(zip(CACHE_ARGUMENTS if caller.over_cache else ARGUMENTS, values, strict=False))
     if caller.over_cache:
         given["caller"] = caller.function
     if caller.any_form:

@@ -74,10 +74,11 @@ def attention_over_cache(
 
     The other arguments are those of attention(). Returns out as q, or (out, lse); a backward pass through them is refused.
     """
-    return route()(q, k, v, (
-        seqused_kv, page_table, left_padding, cu_seqlens_q, max_seqlen_q, seqused_q, causal, window, softcap, alibi_slopes,
-        mask, sink, scale, return_lse, kernel, invariant, k_scale, v_scale, cache_dtype, latent, attention_chunk, out,
-    ), caller=OVER_CACHE)  # fmt: skip
+    return route()(
+        q, k, v, seqused_kv, page_table, left_padding, cu_seqlens_q, max_seqlen_q, seqused_q, causal, window, softcap,
+        alibi_slopes, mask, sink, scale, return_lse, kernel, invariant, k_scale, v_scale, cache_dtype, latent,
+        attention_chunk, out, (), caller=OVER_CACHE,
+    )  # fmt: skip
 
 
 def run(
