@@ -9,7 +9,7 @@ export VIRTUAL_ENV := $(abspath $(VENV))
 export ONEDNN_MAX_CPU_ISA ?= AVX512_CORE_FP16
 
 .DEFAULT_GOAL := help
-.PHONY: help run test bench format lint sanitize docs fuzz install packages wheels kernels-wheel wheels-test clean
+.PHONY: help run test torch-versions bench format lint sanitize docs fuzz install packages wheels kernels-wheel wheels-test clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' Makefile
@@ -21,6 +21,10 @@ run: ## flash against standard attention on the best device here: a table, and p
 test: ## set up, build and run every test; ends with passed, failed, skipped; ALL=1: the long tail, too
 	@tools/prepare.sh run test --
 	@$(PYTHON) tools/run_tests.py $(if $(ALL),--all)
+
+torch-versions: ## the tests of the Python package with the oldest and the newest torch that is supported (several GB each)
+	@tools/prepare.sh run test -- flash_attention_internal flash-attention
+	@$(PYTHON) tools/run_tests.py --only torch
 
 bench: ## measure this machine against PyTorch and more, in a few minutes; JSON and report in build/bench/
 	@tools/setup.sh build run test

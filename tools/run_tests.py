@@ -7,6 +7,7 @@ The stages; `--only NAME` (may be repeated) takes some of them. Their jobs run t
   pytest    tests/**/test_*.py: the Python package, the command, the install tree with the examples
   asan      unit tests under the address and undefined-behaviour sanitizers
   tsan      the tests that share memory between threads under the thread sanitizer
+  torch     tests/python with the oldest and the newest torch that is supported; with --all or --only torch
 
 The bounded fuzz run is one of the GoogleTest files, so it runs in `gtest` and again in `asan`.
 """
@@ -25,6 +26,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 import cpu_time
+import torch_versions
 from run_progress import Progress
 from test_results import Result, failed, print_summary, read_cpu_seconds, read_junit
 
@@ -121,6 +123,7 @@ INSTALL = "python package"
 LONGEST = {
     INSTALL: 60,
     "asan": 105,
+    "torch": 160,
     "pytest python": 160,
     "fuzz_cover_emulated": 40,
     "tsan": 80,
@@ -197,13 +200,13 @@ def pytest_groups() -> dict[str, list[str]]:
     return dict(sorted(groups.items(), key=lambda group: -len(group[1])))
 
 
-def run_pytest(name: str, files: list[str]) -> list[Result]:
+def run_pytest(name: str, files: list[str], python: str = sys.executable) -> list[Result]:
     if install_python_package():
         return []  # that it failed is a result of its own
     prefix = f"pytest {name}"
     report = REPORTS / f"{prefix.replace(' ', '_')}.xml"
     report.unlink(missing_ok=True)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", *files]
+    command = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", *files]
     reason, output = cpu_time.run(prefix, command, ROOT, dict(os.environ), PYTEST_LIMIT_S)
     results = read_junit(report, prefix)
     if reason in ("", "exit code 1", "exit code 5"):  # passed, a test failed, no test was chosen
@@ -217,6 +220,21 @@ def pytest() -> list[Job]:
     REPORTS.mkdir(parents=True, exist_ok=True)
     groups = [(f"pytest {name}", functools.partial(run_pytest, name, files)) for name, files in pytest_groups().items()]
     return [(INSTALL, install_python_package), *groups]
+
+
+def run_with_torch(version: str) -> list[Result]:
+    if install_python_package():
+        return []
+    try:
+        python = torch_versions.environment(version)
+    except subprocess.CalledProcessError as error:
+        return [failed(f"torch {version}", "its installation failed", error.stdout)]
+    return run_pytest(f"torch {version}", ["tests/python"], str(python))
+
+
+def with_torch_versions() -> list[Job]:
+    jobs = [(f"torch {version}", functools.partial(run_with_torch, version)) for version in torch_versions.versions()]
+    return [(INSTALL, install_python_package), *jobs]
 
 
 def run_sanitized(preset: str) -> list[Result]:
@@ -245,6 +263,7 @@ STAGES: dict[str, Callable[[], list[Job]]] = {
     "pytest": pytest,
     "asan": lambda: sanitized("asan"),
     "tsan": lambda: sanitized("tsan"),
+    "torch": with_torch_versions,
 }
 
 
@@ -253,7 +272,7 @@ def main() -> int:
     parser.add_argument("--only", action="append", choices=STAGES, help="run this stage; may be repeated")
     parser.add_argument("--all", action="store_true", help="the long tail, too: more seeds, every compile configuration")
     arguments = parser.parse_args()
-    chosen = arguments.only or list(STAGES)
+    chosen = arguments.only or [name for name in STAGES if name != "torch" or arguments.all]
     if arguments.all:
         os.environ["FLASH_ATTENTION_TEST_ALL"] = "1"  # read by tests/support/long_tail.h and tests/conftest.py
     os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
@@ -264,7 +283,8 @@ def main() -> int:
         say("building what has changed, and the tests")
     results = build("release", [] if everything else WITHOUT_SANITIZERS) if everything or some else []
     if not results:
-        results = side_by_side([job for name in chosen for job in STAGES[name]()])
+        jobs = dict(job for name in chosen for job in STAGES[name]())  # two stages install the package
+        results = side_by_side(list(jobs.items()))
     say(f"took {time.monotonic() - start:.0f} s")
     cpu_time.print_slowest()
     return print_summary(results)

@@ -68,7 +68,8 @@ def general(q, k, v, *values, caller=OURS, **given):
     run = _cache if caller.over_cache else _attention
     if values:
         values = (*values[:-1], *values[-1])
-        given.update(zip(CACHE_ARGUMENTS if caller.over_cache else ARGUMENTS, values, strict=False))
+        order = CACHE_ARGUMENTS if caller.over_cache else ARGUMENTS
+        given.update(zip(order[: len(values)], values, strict=True))  # dynamo of torch 2.9 is strict in any case
     if caller.over_cache:
         given["caller"] = caller.function
     if caller.any_form:

@@ -4,15 +4,36 @@ import math
 
 import torch
 from flash_attention import create_block_mask, flex_attention
+from torch.overrides import TorchFunctionMode
 
 BATCH, HEADS, ROWS, KEYS, DIM = 2, 4, 90, 134, 32
+
+
+class IndexByTensors(TorchFunctionMode):
+    """table[h, :2] as a call of aten.index: vmap of torch 2.9 takes the numbers out of tensors without axes."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        if function is torch.Tensor.__getitem__:
+            table, parts = args[0], args[1] if isinstance(args[1], tuple) else (args[1],)
+            parts = parts[:-1] if parts[-1] is ... else parts
+            kinds = {type(part) for part in parts}
+            if any(issubclass(kind, torch.Tensor) for kind in kinds) and kinds <= {torch.Tensor, int, slice}:
+                table = table[tuple(slice(None) if isinstance(part, torch.Tensor) else part for part in parts)]
+                tensors = [None if isinstance(part, slice) else part for part in parts if not isinstance(part, int)]
+                return torch.ops.aten.index(table, tensors)
+        return function(*args, **(kwargs or {}))
 
 
 def over_all(function, *scores):
     """function(score, b, h, i, j) for every score and its indices, each without axes as FlexAttention has them."""
     for axis in (3, 2, 1, 0):
         function = torch.vmap(function, (0,) * len(scores) + tuple(0 if n == axis else None for n in range(4)))
-    return lambda shape: function(*scores, *(torch.arange(size) for size in shape))
+
+    def call(shape):
+        with IndexByTensors():
+            return function(*scores, *(torch.arange(size) for size in shape))
+
+    return call
 
 
 def dense(q, k, v, score_mod, mask_mod, scale=None):

@@ -1,8 +1,20 @@
 """What mask_mods show, pair by pair: for pictures, counts and tests."""
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from flash_attention.flex.program import ProgramError, record
+
+
+class _IndexByTensors(TorchFunctionMode):
+    """table[h, 0] as aten.index: vmap of torch 2.9 takes the number out of h, which it then refuses."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        if function is torch.Tensor.__getitem__:
+            table, parts = args[0], args[1] if isinstance(args[1], tuple) else (args[1],)
+            if all(type(part) is int or isinstance(part, torch.Tensor) for part in parts):
+                return torch.ops.aten.index(table, [torch.as_tensor(part, device=table.device) for part in parts])
+        return function(*args, **(kwargs or {}))
 
 
 def shown(mask_mods, batches, heads, rows, keys):
@@ -17,7 +29,9 @@ def shown(mask_mods, batches, heads, rows, keys):
 
     for axis in (3, 2, 1, 0):
         visible = torch.vmap(visible, tuple(0 if n == axis else None for n in range(4)))
-    return visible(*(torch.tensor(tuple(part), dtype=torch.long, device=device) for part in (batches, heads, rows, keys)))
+    indices = [torch.tensor(tuple(part), dtype=torch.long, device=device) for part in (batches, heads, rows, keys)]
+    with _IndexByTensors():
+        return visible(*indices)
 
 
 def _device(mask_mods):

@@ -119,10 +119,8 @@ _apply_attention = _apply_in_eager(Attention)
 def connect():
     """Tells the binding and routes.py what torch is: from then on eager calls are C functions."""
     routes.state_of_torch = _TLS
-    if not torch_ops.HAS_EXCHANGE:
-        return
     _core.set_eager(
-        tensor=torch.Tensor,
+        tensor=torch.Tensor if torch_ops.HAS_EXCHANGE else torch._C.TensorBase,  # the C functions take no tensor
         empty_like=torch.empty_like,
         empty_strided=torch.empty_strided,
         float32=torch.float32,
@@ -143,7 +141,7 @@ def connect():
         profiler=vars(torch.autograd.profiler),
         options=Options,
     )
-    routes.eager_type = torch.Tensor
+    routes.eager_type = torch.Tensor if torch_ops.HAS_EXCHANGE else None
 
 
 def check(tensors):

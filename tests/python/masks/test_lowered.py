@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from flash_attention import attention, attention_packed
+from flex_formula import IndexByTensors
 
 HEADS, DIM = 2, 16
 generator = torch.Generator().manual_seed(4)
@@ -28,7 +29,8 @@ def dense(q, k, v, score_mod=None, mask_mod=None, before=None, visible=None):
     if score_mod is not None:
         over = torch.vmap(torch.vmap(torch.vmap(torch.vmap(score_mod, (0, None, None, None, 0)), (0, None, None, 0, None)),
                                      (0, None, 0, None, None)), (0, 0, None, None, None))  # fmt: skip
-        scores = over(scores, *sizes)
+        with IndexByTensors():
+            scores = over(scores, *sizes)
     seen = torch.ones_like(scores, dtype=torch.bool) if visible is None else visible
     if mask_mod is not None:
         shape = [size.view([-1 if n == axis else 1 for n in range(4)]) for axis, size in enumerate(sizes)]

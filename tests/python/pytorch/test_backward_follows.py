@@ -49,4 +49,4 @@ def test_programs_tell_which_captured_tensors_have_gradients(told, learned, bits
     table = torch.zeros(9, requires_grad=learned)
     q, k, v = (tensor.transpose(1, 2) for tensor in qkv(True))
     flex_attention(q, k, v, score_mod=lambda score, b, h, i, j: score + table[i - j + 4])
-    assert told == [bits]
+    assert set(told) == {bits}  # twice with torch 2.9, where the C function hands the call on

@@ -86,7 +86,8 @@ def test_pages_and_a_compiled_call():
     k_cache, v_cache = ((pages * factor).to(torch.float8_e4m3fn) for factor in (1, 2))
     lengths, q = torch.tensor([20, 48], dtype=torch.int32), torch.randn(2, 1, 4, 32).half()
     gathered = [
-        torch.stack([cache[t.clamp(min=0).long()].flatten(0, 1) for t in table]).float() for cache in (k_cache, v_cache)
+        torch.stack([cache[t.clamp(min=0).long()].flatten(0, 1) for t in table])
+        for cache in (k_cache.float(), v_cache.float())  # torch 2.9 does not index float8
     ]
     scales = {"k_scale": 0.5, "v_scale": 2.0}
 

@@ -56,7 +56,7 @@ class Positions:
             tokens = torch.arange(len(q), device=q.device)
             sequence = (torch.searchsorted(starts.long(), tokens, right=True) - 1).clamp(max=batch - 1)
             first = lengths[sequence] - starts[sequence + 1] + tokens
-        k, v = _widened(q, k[rows], v[rows])
+        k, v = _widened(q, *(x.view(torch.uint8)[rows].view(x.dtype) if x.element_size() == 1 else x[rows] for x in (k, v)))
         return self._turn(q, first), self._turn(k, places), v, own
 
     def _turn(self, x, places):
