@@ -1,9 +1,9 @@
 """How a call is computed: the only place that chooses.
 
 route() gives the function that runs a call. It takes q, k, v, by keyword whatever attention(), attention_packed() and
-attention_over_cache() take, and as `caller` a Caller. CPython makes a tuple and a dict for a call of more than 30 arguments,
-each keyword counted twice, which costs microseconds. Those functions therefore give their first arguments by position, in the
-order of ARGUMENTS or CACHE_ARGUMENTS, and last a tuple of those that follow.
+attention_over_cache() take, and as `caller` a Caller. CPython makes a tuple and a dict for a call of more than 30
+arguments, each keyword counted twice, which costs microseconds. Those functions therefore give their first arguments by
+position, in the order of ARGUMENTS or CACHE_ARGUMENTS, and last a tuple of those that follow.
 
 - eager: _core.attention (binding/attention.cpp). If the call is in the kernels' form it goes from there to the launch. What
   is not, comes back to general(), which brings it into that form or chooses another route.
@@ -64,7 +64,7 @@ OVER_CACHE = Caller(over_cache=True, function="attention_over_cache")
 
 
 def general(q, k, v, *values, caller=OURS, **given):
-    """A call of any form, of any library. `values`: the first arguments in the order of ARGUMENTS, the last ones as a tuple."""
+    """A call of any form, of any library. `values`: first arguments in the order of ARGUMENTS, the last a tuple of more."""
     run = _cache if caller.over_cache else _attention
     if values:
         values = (*values[:-1], *values[-1])
