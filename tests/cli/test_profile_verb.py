@@ -61,14 +61,19 @@ def test_what_is_missing_is_said(on_a_fake_gpu, command, tmp_path):
 
 def test_report_says_what_it_needs(command, tmp_path):
     assert "report: got no file" in command("report", code=2).stderr
+    file = tmp_path / "a.json"
+    file.write_text("{}")
     nothing = {**os.environ, "PATH": str(tmp_path)}
-    assert "there is no python3 on the PATH" in command("report", "a.json", code=3, env=nothing).stderr
+    assert "there is no python3 on the PATH" in command("report", str(file), code=3, env=nothing).stderr
     program(tmp_path, "python3", "exit 1\n")
-    assert "does not find the flash_attention package" in command("report", "a.json", code=3, env=nothing).stderr
+    assert "does not find the flash_attention package" in command("report", str(file), code=3, env=nothing).stderr
 
 
 def test_report_hands_over(command, tmp_path):
     program(tmp_path, "python3", f'[ "$1" = -c ] && exit 0\necho "$@"\nexec {sys.executable} -c "raise SystemExit(2)"\n')
     environment = {**os.environ, "PATH": str(tmp_path)}
-    done = command("report", "a.json", "b.json", "--output", "x.html", "--force", code=2, env=environment)
-    assert done.stderr.strip() == "-m flash_attention report a.json b.json --output x.html --force"
+    files = [tmp_path / name for name in ("a.json", "b.json")]
+    for file in files:
+        file.write_text("{}")
+    done = command("report", *map(str, files), "--output", "x.html", "--force", code=2, env=environment)
+    assert done.stderr.strip() == f"-m flash_attention report {files[0]} {files[1]} --output x.html --force"

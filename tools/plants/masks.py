@@ -13,12 +13,4 @@ PLANTS = (
         "found.repeat(1, group, 1, 1)",
         FLASHMASK,
     ),
-    Plant(
-        "flashmask: causal keeps the right side of the window",
-        MASKS + "flashmask.py",
-        "        right = 0\n",
-        "        right = right\n",
-        FLASHMASK,
-        survives="attention() is given causal, too, which has no key after the query",
-    ),
 )
