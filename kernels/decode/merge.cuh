@@ -46,7 +46,7 @@ struct Parts {
         parts(tile::workspace<float>(args, DecodeRegion::parts)) {
     if constexpr (config.row_grid || config.head_grid ||
                   config.item_blocks > 0) {  // blocks of another blockIdx.y or z have their own
-      const int before = static_cast<int>(blockIdx.y + gridDim.y * blockIdx.z) * ptx::registers_fresh_grid();
+      const int before = static_cast<int>(blockIdx.y + gridDim.y * blockIdx.z) * ptx::fresh_grid_size();
       words += before;
       parts += 2ll * before * floats();
     }

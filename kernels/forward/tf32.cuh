@@ -18,7 +18,7 @@ namespace flash_attention {
 
 template <ForwardConfig config>
 __device__ __forceinline__ void ForwardSm80<config>::multiply_split_keys(Scores& S) const {
-  const unsigned K_address = tile::b_transposed_address<KTile>(K_smem, 0, ptx::registers_fresh(lane));
+  const unsigned K_address = tile::b_transposed_address<KTile>(K_smem, 0, ptx::hide_from_compiler(lane));
   tile::multiply_split<features, q_steps, 1>(
       S, tile::split_rows([&](unsigned(&A)[4], int m, int step) { read_Q(A, m, step); }),
       [&](unsigned(&B)[4], int n, int step) { ptx::ldmatrix_x4(B, KTile::step(K_address, 2 * step) + n * 16 * 128); });
@@ -26,7 +26,7 @@ __device__ __forceinline__ void ForwardSm80<config>::multiply_split_keys(Scores&
 
 template <ForwardConfig config>
 __device__ __forceinline__ void ForwardSm80<config>::add_split_values(const Scores& P) {
-  const unsigned V_address = tile::contracted_address<VTile>(V_smem, ptx::registers_fresh(lane));
+  const unsigned V_address = tile::contracted_address<VTile>(V_smem, ptx::hide_from_compiler(lane));
   tile::multiply_split<features, block_kv / 8, block_kv / 16>(
       O, [&](auto& A, int m, int step) { tile::split_a(A, P[m][step]); },
       [&](unsigned(&B)[4], int n, int step) { tile::contracted_rows<VTile>(B, V_address, n, step); });

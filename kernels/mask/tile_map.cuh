@@ -254,7 +254,7 @@ __device__ __forceinline__ void map_tiles(const AttentionArgs& args) {
 
 template <ForwardConfig config>
 __device__ __forceinline__ void mask_map(const AttentionArgs& args) {
-  ptx::let_next_launch_begin();
+  ptx::griddepcontrol_launch_dependents();
   if (config.dynamic_scheduler && blockIdx.x == 0 && threadIdx.x == 0) *static_cast<unsigned*>(args.workspace) = 0;
   if constexpr (map_by_program(config.features, MaskMap<config>::makes_words)) {
     mask::map_program<config>(args);

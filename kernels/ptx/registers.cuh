@@ -1,9 +1,9 @@
 #pragma once
 
-// Registers: moving them between warpgroups (PTX ISA 9.7.19.5, setmaxnreg), and keeping the compiler from holding them.
+// Registers: moving them between warpgroups (PTX ISA 9.7.19.5, setmaxnreg), and keeping the compiler from holding values.
 //
-// setmaxnreg: A multiple of 8 from 24 to 256; every warp of the
-// warpgroup executes it; the kernel has __launch_bounds__ so that the count at entry is fixed.
+// setmaxnreg takes a multiple of 8 from 24 to 256. Every warp of the warpgroup executes it. The kernel needs
+// __launch_bounds__, which fix the count at entry.
 
 namespace flash_attention::ptx {
 
@@ -19,14 +19,15 @@ __device__ __forceinline__ void registers_decrease() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(count));
 }
 
-/// No instruction: what depends on the result is computed after this point, not kept in registers from long before it.
-__device__ __forceinline__ int registers_fresh(int value) {
+/// Returns `value`; the compiler does not know that they are equal. So it computes what depends on the result after this
+/// point, and does not keep it in registers from long before. No instruction is executed.
+__device__ __forceinline__ int hide_from_compiler(int value) {
   asm volatile("" : "+r"(value));
   return value;
 }
 
-/// %nctaid.x, gridDim.x, read here: known from before it might be kept through all products.
-__device__ __forceinline__ int registers_fresh_grid() {
+/// gridDim.x, read at this point: the compiler might keep a value that it read earlier in a register all the while.
+__device__ __forceinline__ int fresh_grid_size() {
   int blocks;
   asm volatile("mov.u32 %0, %%nctaid.x;" : "=r"(blocks));
   return blocks;

@@ -17,7 +17,7 @@ struct Descriptor {
 
   __device__ __forceinline__ explicit Descriptor(unsigned long long whole) {
     low = static_cast<unsigned>(whole);
-    if constexpr (fresh) low = ptx::registers_fresh(low);
+    if constexpr (fresh) low = ptx::hide_from_compiler(low);
     if constexpr (by_shuffle) low = ptx::shuffle(low, 0);
     high = static_cast<unsigned>(whole >> 32);
   }

@@ -11,6 +11,9 @@ SOURCES = {".cpp", ".cu", ".cuh", ".h", ".py"}
 
 # A name that was private to this project, and the field's.
 RETIRED = {
+    "await_launch_before": "griddepcontrol_wait",
+    "let_next_launch_begin": "griddepcontrol_launch_dependents",
+    "registers_fresh": "hide_from_compiler",
     "K_free": "K_empty",
     "Q_free": "Q_empty",
     "take_turn": "pingpong_wait",

@@ -21,7 +21,7 @@ struct BackwardSm80BiasTile {
 
   /// Where the warp's part of the tile is, and the lane's first element. Worked out where it is needed, not kept.
   struct Place {
-    const int thread = ptx::registers_fresh(threadIdx.x);
+    const int thread = ptx::hide_from_compiler(threadIdx.x);
     const int lane = thread % 32;
     const int row = thread / 32 / warps_n * 32, column = thread / 32 % warps_n * columns;
     const int lane_row = row + lane / 4, lane_column = column + lane % 4 * 2;

@@ -171,7 +171,7 @@ __device__ __forceinline__ void convert_rows(const float* sums, const tile::Rows
 template <abi::BackwardConfig config>
 __device__ __forceinline__ void backward_sm90_prepare(const abi::AttentionArgs& args) {
   using namespace backward_sm90;
-  ptx::let_next_launch_begin();
+  ptx::griddepcontrol_launch_dependents();
   if (blockIdx.x == 0 && threadIdx.x < num_counters) workspace<unsigned>(args, Region::tasks)[threadIdx.x] = 0;
   if (config.key_sums || splits_first<config>(args)) zero_key_sums<config>(args);
   tile::clear_gradient_tails<config>(args, threadIdx.x, wg_threads);

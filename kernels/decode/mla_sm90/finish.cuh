@@ -21,7 +21,7 @@ struct Finish {
   int warpgroup;
   int first_row;  // of a thread; the other is 8 further
   int first_column;
-  int thread = ptx::registers_fresh(static_cast<int>(threadIdx.x));  // not kept through the products
+  int thread = ptx::hide_from_compiler(static_cast<int>(threadIdx.x));  // not kept through the products
   Rows rows_of_item{args, shared.finish, shared.sequence, shared.cursor.item, thread, thread % 32, thread / 32};
 
   __device__ __forceinline__ Finish(const AttentionArgs& arguments, SharedStorage<config>& storage, int wg, int row,
@@ -39,7 +39,7 @@ struct Finish {
     sync();  // the sums are ready, and Q is read no more
     const bool begins = tile == item.first_tile, ends = tile + count == item.end_tile;
     const int start = run.begin + shared.done - (tile - item.first_tile);
-    const int block = ptx::registers_fresh(static_cast<int>(blockIdx.x));  // not kept through the products
+    const int block = ptx::hide_from_compiler(static_cast<int>(blockIdx.x));  // not kept through the products
     const int first = begins ? block : run.shares.block_of(start);
     if (begins && ends) {
       ptx::path<"decode/mla_sm90 whole item">();

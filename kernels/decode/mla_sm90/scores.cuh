@@ -14,7 +14,7 @@ struct Place {
   int row, column;  // the first of its two rows, and its first column in each block of 8
 
   __device__ __forceinline__ Place() {
-    thread = ptx::registers_fresh(static_cast<int>(threadIdx.x));
+    thread = ptx::hide_from_compiler(static_cast<int>(threadIdx.x));
     warpgroup = thread / wg_threads;
     lane = thread % 32;
     warp = thread / 32 % 4;

@@ -151,7 +151,7 @@ struct ForwardSm80 {
 
   /// S = Q K^T.
   __device__ __forceinline__ void multiply_keys(Scores& S) {
-    const unsigned K_address = tile::b_transposed_address<KTile>(K_smem, 0, ptx::registers_fresh(lane));
+    const unsigned K_address = tile::b_transposed_address<KTile>(K_smem, 0, ptx::hide_from_compiler(lane));
     tile::multiply<type, q_steps>(
         S,
         [&](unsigned(&A)[4], int m, int step) {
@@ -182,7 +182,7 @@ struct ForwardSm80 {
   }
   /// O += P V.
   __device__ __forceinline__ void add_values(const Scores& P) {
-    const unsigned V_address = tile::b_address<VTile>(V_smem, 0, ptx::registers_fresh(lane));
+    const unsigned V_address = tile::b_address<VTile>(V_smem, 0, ptx::hide_from_compiler(lane));
     tile::multiply<type, block_kv / 16>(
         O, [&](unsigned(&A)[4], int m, int step) { tile::pack_a<type>(A, P[m][2 * step], P[m][2 * step + 1]); },
         [&](unsigned(&B)[4], int n, int step) {
@@ -326,7 +326,7 @@ template <ForwardConfig config>
 __device__ __forceinline__ void ForwardSm80<config>::finish() {
   // Where the block is, worked out once more, from an index that the compiler cannot recognise: kept through the main
   // loop it would cost registers that are not there.
-  const auto block = Shape::block_of(args, ptx::registers_fresh(blockIdx.x));
+  const auto block = Shape::block_of(args, ptx::hide_from_compiler(blockIdx.x));
   const tile::Sequence sequence = tile::make_sequence<features>(args, block.batch_idx);
   const int head_idx = block.head_idx, q_begin = block.tile_idx * block_q;
   const float scale_log2 = score.unit_scale() * tile::log2_e;

@@ -66,7 +66,7 @@ struct PagedPlaces {
   }
 
  private:
-  __device__ __forceinline__ static int thread() { return static_cast<int>(ptx::registers_fresh(threadIdx.x)); }
+  __device__ __forceinline__ static int thread() { return static_cast<int>(ptx::hide_from_compiler(threadIdx.x)); }
   __device__ __forceinline__ static int lane() { return thread() % 32; }
   __device__ __forceinline__ static int first_row() { return thread() / 32 * own_rows; }
 };

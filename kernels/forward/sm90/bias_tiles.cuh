@@ -90,7 +90,7 @@ __device__ __forceinline__ void take_biases(const Warpgroup& wg, const ScoreMath
   using S = Shape<config>;
   if constexpr (S::bias_stages > 0) {
     const PipelineState<S::bias_stages> at(n);
-    const int thread = ptx::registers_fresh(wg.thread), warp = thread / 32, lane = thread % 32;
+    const int thread = ptx::hide_from_compiler(wg.thread), warp = thread / 32, lane = thread % 32;
     const unsigned smem = ptx::shared_address(wg.shared.biases[at.stage][wg.warpgroup]);
     if (has_bias_boxes(wg.args)) {
       ptx::mbarrier_wait(wg.shared.bias_full[at.stage][wg.warpgroup], at.phase);

@@ -25,7 +25,7 @@ struct Epilogue {
       : args(wg.args),
         shared(wg.shared),
         warpgroup(wg.warpgroup),
-        thread(static_cast<unsigned>(ptx::registers_fresh(wg.thread))) {}
+        thread(static_cast<unsigned>(ptx::hide_from_compiler(wg.thread))) {}
 
   /// Returns whether the tile must be done again by the next attempt (see Attempt).
   __device__ __forceinline__ bool finish(const Tile& tile, bool visited_interior, Output<config>& out) const {

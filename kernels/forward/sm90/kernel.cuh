@@ -197,7 +197,7 @@ __device__ __forceinline__ void forward_sm90_kernel(const abi::AttentionArgs& ar
   const int warpgroup = ptx::shuffle(static_cast<int>(threadIdx.x) / wg_threads, 0);  // known to be the same in a warp
 
   if (warpgroup == 0) {
-    if constexpr (S::listed) ptx::await_launch_before();  // the map of tiles is complete; all else follows from its tiles
+    if constexpr (S::listed) ptx::griddepcontrol_wait();  // the map of tiles is complete; all else follows from its tiles
     if (threadIdx.x >= 32) tile::clear_output_tail<config>(args, threadIdx.x - 32, wg_threads - 32);  // idle otherwise
     ptx::registers_decrease<S::load_registers>();
     if constexpr (S::makes_words) {
@@ -226,7 +226,7 @@ __device__ __forceinline__ void forward_sm90_kernel(const abi::AttentionArgs& ar
     }
   } else {
     ptx::registers_increase<S::attend_registers>();
-    if constexpr (config.features.made_words) ptx::await_launch_before();  // so are the words of the masks
+    if constexpr (config.features.made_words) ptx::griddepcontrol_wait();  // so are the words of the masks
     Warpgroup<config> wg{args, shared, warpgroup - 1, static_cast<int>(threadIdx.x) % wg_threads};
     pingpong_begin(wg);
 #pragma unroll 1

@@ -14,7 +14,7 @@ template <ForwardConfig config>
 __device__ __forceinline__ void hide_pairs(const ScoreMath<config>& math, typename ScoreMath<config>::Tile& S,
                                            int kv_begin) {
   constexpr int groups = ScoreMath<config>::block_kv / 8;
-  const int first_row = ptx::registers_fresh(math.row), last_row = math.score.len_q - 1;
+  const int first_row = ptx::hide_from_compiler(math.row), last_row = math.score.len_q - 1;
   const int rows[2] = {tile::min(first_row, last_row), tile::min(first_row + 8, last_row)};  // others are hidden already
   const int last_key = math.score.visible_kv - 1;
   const auto is_hidden = [&](int r, int group, int e) {
@@ -71,7 +71,7 @@ __device__ __forceinline__ void take_bits(const ScoreMath<config>& math, const W
 template <ForwardConfig config>
 __device__ __forceinline__ void read_words(const ScoreMath<config>& math, const mask::Words<Shape<config>::block_kv>* words,
                                            unsigned (&visible)[2]) {
-  const auto* const own = words + ptx::registers_fresh(math.row) % wg_rows;
+  const auto* const own = words + ptx::hide_from_compiler(math.row) % wg_rows;
   take_bits<config>(math, {*word_pair<config>(math, own), *word_pair<config>(math, own + 8)}, visible);
 }
 
@@ -81,7 +81,7 @@ __device__ __forceinline__ void hide_unseen(const ScoreMath<config>& math, typen
                                             int kv_begin, bool at_edge, unsigned (&visible)[2]) {
   using Math = ScoreMath<config>;
   constexpr int places = 256 / Math::block_kv;  // bits of a group of 8 keys
-  const int first_row = ptx::registers_fresh(math.row), column = math.column;
+  const int first_row = ptx::hide_from_compiler(math.row), column = math.column;
   // The bits of the keys before a key, which is counted from kv_begin + column.
   const auto before = [](int key) {
     const int inside = tile::max(0, tile::min(key, Math::block_kv)), bits = inside / 8 * places + tile::min(inside % 8, 2);

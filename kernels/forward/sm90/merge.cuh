@@ -69,7 +69,7 @@ __device__ __forceinline__ void forward_sm90_merge(const abi::AttentionArgs& arg
   const int item = static_cast<int>(blockIdx.x) * config.num_warps + static_cast<int>(threadIdx.x) / 32;
   const int piece = item % pieces, eights = tile::ceil_div(args.seq_q, 8);
   const int head_of_batch = item / pieces / eights, row = (item / pieces - head_of_batch * eights) * 8 + lane / 4;
-  ptx::await_launch_before();  // the parts are there
+  ptx::griddepcontrol_wait();  // the parts are there
   if (head_of_batch >= parts.heads || row >= args.seq_q) return;
 
   float largest = -tile::infinity;

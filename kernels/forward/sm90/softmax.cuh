@@ -72,12 +72,12 @@ struct ScoreMath {
   /// Starts to load the biases of a block: before its scores are ready, after those of the block before were made.
   __device__ __forceinline__ void load_bias(int kv_begin) const {
     if constexpr (features.bias && Shape::bias_stages == 0)
-      bias.load(score, ptx::registers_fresh(row), kv_begin + column, kv_begin + block_kv);
+      bias.load(score, ptx::hide_from_compiler(row), kv_begin + column, kv_begin + block_kv);
   }
   /// Starts to bring those of a later block to L2: a warp has 16 rows.
   __device__ __forceinline__ void prefetch_bias(int kv_begin) const {
     if constexpr (features.bias && Shape::bias_stages == 0) {
-      const int own = ptx::registers_fresh(row), lane = 4 * (own % 8) + column / 2;
+      const int own = ptx::hide_from_compiler(row), lane = 4 * (own % 8) + column / 2;
       bias.template prefetch<16, block_kv>(score, own / 16 * 16, kv_begin, lane);
     }
   }
@@ -124,7 +124,7 @@ struct ScoreMath {
   template <bool interior = false>
   __device__ __forceinline__ void modify(Tile& S, int kv_begin) const {
     if constexpr (!tile::Score<features>::linear) {
-      const int first_row = ptx::registers_fresh(row);  // nothing of this is worked out before the scores are ready
+      const int first_row = ptx::hide_from_compiler(row);  // nothing of this is worked out before the scores are ready
       const Added added[2] = {added_to(first_row, kv_begin), added_to(first_row + 8, kv_begin)};
       if constexpr (features.score_program) return modify_by_program<interior>(S, first_row, kv_begin, added);
       if (features.bias && bias.some_large()) {
@@ -185,7 +185,7 @@ struct ScoreMath {
   template <bool left_edge = false, bool modifies = !tile::Score<features>::linear>
   __device__ __forceinline__ void modify_and_mask(Tile& S, int kv_begin) const {
     int begin[2], end[2];  // the keys of the block that a row sees, counted from kv_begin + column
-    const int first_row = ptx::registers_fresh(row);  // worked out for each block, not kept
+    const int first_row = ptx::hide_from_compiler(row);  // worked out for each block, not kept
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int q = first_row + 8 * r;
@@ -346,7 +346,7 @@ struct ScoreMath {
       read_biases();
     }
     if constexpr (features.alibi && !features.softcap && !features.bias && !features.score_program) {
-      const int key = ptx::registers_fresh(row) / 16 * 16 + score.len_kv - score.len_q;  // of the warp's first diagonal
+      const int key = ptx::hide_from_compiler(row) / 16 * 16 + score.len_kv - score.len_q;  // of the warp's first diagonal
       if (Shape::from_diagonal || ptx::all(kv_begin + block_kv <= key || kv_begin >= key + 16)) {
         ptx::path<"forward/sm90 ALiBi on one side of the diagonal">();
         return exponentiate_sloped(S, kv_begin, row_max, row_sum, kv_begin < key ? score.slope : -score.slope);
@@ -380,7 +380,7 @@ struct ScoreMath {
   /// ALiBi where all keys are on one side of the diagonal: what it adds is linear in the key, by `slope`.
   __device__ __forceinline__ void exponentiate_sloped(Tile& S, int kv_begin, const float (&row_max)[2], float (&row_sum)[2],
                                                       float slope) const {
-    const int first_row = ptx::registers_fresh(row);
+    const int first_row = ptx::hide_from_compiler(row);
     const float factor = score.scale * exponent_scale, of_key = slope * exponent_scale;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -402,7 +402,7 @@ struct ScoreMath {
   template <int terms>
   __device__ __forceinline__ void exponentiate_capped(Tile& S, int kv_begin, const float (&row_max)[2], float (&row_sum)[2],
                                                       float to_x, const float (&p)[terms]) const {
-    const int first_row = ptx::registers_fresh(row);
+    const int first_row = ptx::hide_from_compiler(row);
     float factor[terms];  // of the powers of dot^2
     float power = score.scale * exponent_scale;
 #pragma unroll
@@ -439,7 +439,7 @@ struct ScoreMath {
       draw.dropout.key0 = ptx::shuffle(draw.dropout.key0, 0);  // known to be uniform: so are the keys of the rounds
       draw.dropout.key1 = ptx::shuffle(draw.dropout.key1, 0);
       draw.rows = tile::Dropout::row_counter(row);
-      draw.columns = ptx::registers_fresh(tile::Dropout::column_counter(kv_begin + column));
+      draw.columns = ptx::hide_from_compiler(tile::Dropout::column_counter(kv_begin + column));
     }
     return draw;
   }

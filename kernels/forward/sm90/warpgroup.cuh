@@ -75,7 +75,7 @@ __device__ __forceinline__ int uniform(int x) {
 /// The current tile. It is read from shared memory when it is needed: neither it nor its address is kept in registers.
 template <class W>
 __device__ __forceinline__ const Tile& stored_tile(const W& wg) {
-  return wg.shared.tiles[ptx::registers_fresh(wg.num_tiles) % tile_stages];
+  return wg.shared.tiles[ptx::hide_from_compiler(wg.num_tiles) % tile_stages];
 }
 /// The same, with what loops and branches depend on known to be uniform.
 template <class W>
@@ -118,7 +118,7 @@ __device__ __forceinline__ PipelineState<W::S::q_stages> q_state(const W& wg) {
 }
 template <class W>
 __device__ __forceinline__ ScoreMath<W::config> score_math(const W& wg, const Tile& tile) {
-  const int t = ptx::registers_fresh(wg.thread);
+  const int t = ptx::hide_from_compiler(wg.thread);
   return {wg.args, tile, tile.q_begin + W::S::row_group(wg.warpgroup) * wg_rows + t / 32 * 16, t % 32};
 }
 /// If masks choose, which block of keys is in a stage. Read before its scores are issued, after which others may write it.
@@ -179,7 +179,7 @@ __device__ __forceinline__ void load_words(W& wg, const ScoreMath<W::config>& ma
     ptx::path<"forward/sm90 words from memory">();
     const int row_tile = stored_tile(wg).list.row_tile;
     const auto* const own = mask::made_words<S::block_q, S::block_kv>(wg.args, row_tile, at.block()) +
-                            ptx::registers_fresh(math.row) % S::block_q;
+                            ptx::hide_from_compiler(math.row) % S::block_q;
 #pragma unroll
     for (int r = 0; r < 2; ++r) wg.words[r] = ptx::load_global(word_pair<W::config>(math, own + 8 * r));
   }
@@ -192,7 +192,7 @@ template <class W>
 __device__ __forceinline__ void load_queries(const W& wg, typename W::QueryTile& queries) {
   using S = typename W::S;
   if constexpr (S::holds_queries) {
-    const auto t = static_cast<unsigned>(ptx::registers_fresh(wg.thread));
+    const auto t = static_cast<unsigned>(ptx::hide_from_compiler(wg.thread));
     const unsigned row = t / 32 * 16 + t % 16;
 #pragma unroll
     for (int step = 0; step < S::steps_qk; ++step) {
@@ -255,7 +255,7 @@ __device__ __forceinline__ void hide_tested(W& wg, const ScoreMath<W::config>& m
     ptx::mbarrier_wait(wg.shared.mask.full[wg.warpgroup], static_cast<int>(wg.num_words++ & 1));  // the words are written
     read_words<config>(math, wg.shared.mask.words[wg.warpgroup], visible);
     __syncwarp();  // all lanes have read
-    if (ptx::registers_fresh(wg.thread) % 32 == 0) ptx::mbarrier_arrive(wg.shared.mask.empty[wg.warpgroup]);
+    if (ptx::hide_from_compiler(wg.thread) % 32 == 0) ptx::mbarrier_arrive(wg.shared.mask.empty[wg.warpgroup]);
   }
   hide_unseen<config>(math, scores, at.block() * S::block_kv, at.at_edge(), visible);
 }
@@ -269,7 +269,7 @@ __device__ __forceinline__ void softmax_edge(W& wg, const ScoreMath<W::config>& 
   using S = typename W::S;
   constexpr ForwardConfig config = W::config;
   const bool tested = at.tested();  // if masks choose
-  const int wg_begin = ptx::registers_fresh(math.row) / wg_rows * wg_rows;
+  const int wg_begin = ptx::hide_from_compiler(math.row) / wg_rows * wg_rows;
   if constexpr (S::mask_words) {
     math.modify(scores, block * S::block_kv);
     if (tested) hide_tested(wg, math, scores, at);

@@ -19,7 +19,7 @@ namespace flash_attention::forward_sm90 {
 template <ForwardConfig config>
 __device__ __forceinline__ void exchange(Warpgroup<config>& wg, float (&of_rows)[2]) {
   auto& place = wg.shared.exchanged[wg.place.num_exchanges++ % 2];
-  const int thread = ptx::registers_fresh(wg.thread), row = thread / 32 * 16 + thread % 32 / 4;
+  const int thread = ptx::hide_from_compiler(wg.thread), row = thread / 32 * 16 + thread % 32 / 4;
   if (thread % 4 == 0) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) place[wg.warpgroup][row + 8 * r] = of_rows[r];
@@ -110,7 +110,7 @@ struct WideProducts {
   /// 16 keys of P to shared memory, where both warpgroups read it. There are two places in turn: who has seen P of the
   /// block before knows that both are done with the one before that.
   __device__ __forceinline__ void store_P(int step, const unsigned (&of_step)[4]) const {
-    const auto thread = static_cast<unsigned>(ptx::registers_fresh(wg.thread));
+    const auto thread = static_cast<unsigned>(ptx::hide_from_compiler(wg.thread));
     const unsigned row = thread / 32 * 16 + thread % 16;
     const unsigned place = row * 128 + (thread / 16 % 2 ^ row % 8) * 16;
     auto* to = reinterpret_cast<unsigned char*>(wg.shared.O[wg.place.num_published % 2][wg.warpgroup]);
@@ -120,7 +120,7 @@ struct WideProducts {
   __device__ __forceinline__ void publish_P() const {
     ptx::fence_async_shared();  // P before the products' reads
     __syncwarp();               // that of the whole warp
-    if (ptx::registers_fresh(wg.thread) % 32 == 0) ptx::mbarrier_arrive(wg.shared.P_full);
+    if (ptx::hide_from_compiler(wg.thread) % 32 == 0) ptx::mbarrier_arrive(wg.shared.P_full);
     ++wg.place.num_published;
   }
   __device__ __forceinline__ void wait_for_P() const {
@@ -397,7 +397,7 @@ struct WideLoop {
 
   /// Warpgroup::softmax_edge, with the larger of both maxima.
   __device__ __forceinline__ void softmax_edge(const ScoreMath<config>& math, int block, bool tested) {
-    const int wg_begin = ptx::registers_fresh(math.row) / wg_rows * wg_rows, kv_begin = key_of(block);
+    const int wg_begin = ptx::hide_from_compiler(math.row) / wg_rows * wg_rows, kv_begin = key_of(block);
     if constexpr (modifies_first<config.features>) {
       modify_then_hide(math, scores, kv_begin, [&] {
         return S::listed ? !tested : math.score.template all_visible<wg_rows, S::score_keys>(wg_begin, kv_begin);

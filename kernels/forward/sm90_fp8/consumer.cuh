@@ -66,7 +66,7 @@ struct Warpgroup {
 
   /// This thread's sums, four at a time: neighbours of a warp are side by side.
   __device__ __forceinline__ unsigned sums_address() const {
-    return ptx::shared_address(shared.O[warpgroup]) + static_cast<unsigned>(ptx::registers_fresh(thread)) * 16;
+    return ptx::shared_address(shared.O[warpgroup]) + static_cast<unsigned>(ptx::hide_from_compiler(thread)) * 16;
   }
 
   /// The store of the tile before has read the memory that the sums take.

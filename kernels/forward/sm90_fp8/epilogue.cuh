@@ -24,7 +24,7 @@ struct Epilogue {
   const unsigned thread;
 
   __device__ __forceinline__ explicit Epilogue(const Warpgroup<config>& warpgroup)
-      : wg(warpgroup), thread(static_cast<unsigned>(ptx::registers_fresh(warpgroup.thread))) {}
+      : wg(warpgroup), thread(static_cast<unsigned>(ptx::hide_from_compiler(warpgroup.thread))) {}
 
   __device__ __forceinline__ void finish(const Tile& tile, OutputTile& O, const RowState& rows) const {
     const ScoreMath<config> math(wg.args, tile, tile.q_begin + wg.warpgroup * wg_rows + thread / 32 * 16, thread % 32);

@@ -90,7 +90,7 @@ struct KvLoop {
     ptx::wgmma_wait<0>();  // the scores are ready
     ptx::wgmma_pin(scores);
     release(wg, wg.shared.K_empty[k.stage]);
-    const int wg_begin = ptx::registers_fresh(math.row) / wg_rows * wg_rows;
+    const int wg_begin = ptx::hide_from_compiler(math.row) / wg_rows * wg_rows;
     if (math.score.template all_visible<wg_rows, S::block_kv>(wg_begin, block * S::block_kv)) {
       make_scores<false>(math, block);
     } else {

@@ -42,10 +42,10 @@ void require_launch_before(const void* address, bool writes) {
   const std::less<const void*> before;
   const void* end = static_cast<const char*>(shape.workspace) + shape.workspace_bytes;
   if (writes || (!before(address, shape.workspace) && before(address, end)))
-    scheduler.fail("the launch before may still run: await_launch_before is missing");
+    scheduler.fail("the launch before may still run: griddepcontrol_wait is missing");
 }
 
-void await_launch_before() {
+void griddepcontrol_wait() {
   Scheduler& scheduler = Scheduler::current();
   scheduler.races().await_launch(scheduler.running());
 }

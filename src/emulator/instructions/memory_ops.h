@@ -10,7 +10,7 @@ unsigned char* access_shared(Access access, unsigned address, int bytes, const v
 void spin();
 
 // Launches that begin early: what they must not touch before they have waited.
-void await_launch_before();
+void griddepcontrol_wait();
 void require_launch_before(const void* address, bool writes);
 
 /// st.async: to a block of the cluster, whose mbarrier counts the bytes.

@@ -41,7 +41,7 @@ const Table& runtime_table() {
       .wgmma_wait = wgmma_wait,
       .set_registers = set_registers,
       .path = take_path,
-      .await_launch_before = await_launch_before,
+      .griddepcontrol_wait = griddepcontrol_wait,
   };
   return table;
 }

@@ -126,7 +126,7 @@ struct Table {
   void (*wgmma_wait)(int pending);
   void (*set_registers)(int count, bool increase);
   void (*path)(const char* name);  // a marked branch was taken
-  void (*await_launch_before)();
+  void (*griddepcontrol_wait)();
 };
 
 }  // namespace flash_attention::emulator

@@ -39,7 +39,7 @@ inline WrapperCases mbarrier_cases() {
                    .body =
                        "  if (thread == 0) {\n    ptx::mbarrier_init(shared.full, 1);\n    ptx::mbarrier_init_fence();\n"
                        "  }\n  __syncthreads();\n"
-                       "  if (thread == 32) {\n    shared.value = 7 * ptx::registers_fresh_grid();\n"
+                       "  if (thread == 32) {\n    shared.value = 7 * ptx::fresh_grid_size();\n"
                        "    ptx::mbarrier_arrive(shared.full);\n  }\n"
                        "  if (thread < 32) {\n    while (!ptx::mbarrier_test(shared.full, 0)) {}\n"
                        "    ((int*)output)[thread] = shared.value;\n  }",

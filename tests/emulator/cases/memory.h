@@ -58,9 +58,10 @@ inline WrapperCases memory_cases() {
   std::vector<int> numbers(64);
   for (int i = 0; i < 64; ++i) numbers[static_cast<std::size_t>(i)] = i;
   cases.push_back(
-      {.name = "await_launch_before",
+      {.name = "griddepcontrol_wait",
        .headers = {"launch"},
-       .body = "  ptx::let_next_launch_begin();\n  ptx::await_launch_before();\n  ((int*)output)[thread] = thread;",
+       .body =
+           "  ptx::griddepcontrol_launch_dependents();\n  ptx::griddepcontrol_wait();\n  ((int*)output)[thread] = thread;",
        .arch = 90,
        .shape = {.block = 64},
        .expected = bytes_of(numbers)});

@@ -43,18 +43,18 @@ __device__ __forceinline__ void add_pair(ColumnsWarpgroup<config, gradient>& wg,
   statistics.share();
 
   // Nothing of this is kept while the products run: registers are short.
-  const auto place = task.step(wg.args, ptx::registers_fresh(step));
+  const auto place = task.step(wg.args, ptx::hide_from_compiler(step));
   const tile::Sequence sequence = fresh_sequence(task.sequence);
   const tile::Score<config.features> score(wg.args, sequence, place.head_idx);
   const tile::Dropout dropout(wg.args, sequence.batch_idx, place.head_idx);
-  const int lane = ptx::registers_fresh(wg.thread) % 32;
+  const int lane = ptx::hide_from_compiler(wg.thread) % 32;
   const bool edge = !score.template all_visible<tile_rows, tile_rows>(place.q_begin, place.kv_begin) ||
                     ((C::of_queries || S::next_sequence_rows) && place.q_begin + tile_rows > score.len_q);
   const Math math{score,          dropout,        score.unit_scale() * tile::log2_e,
-                  place.q_begin,  place.kv_begin, 16 * (ptx::registers_fresh(wg.thread) / 32) + lane / 4,
+                  place.q_begin,  place.kv_begin, 16 * (ptx::hide_from_compiler(wg.thread) / 32) + lane / 4,
                   2 * (lane % 4), edge,           {false, false}};
   if constexpr (Math::Bias::present)
-    math.bias = Math::load_bias(score, place.q_begin, place.kv_begin, ptx::registers_fresh(wg.thread));
+    math.bias = Math::load_bias(score, place.q_begin, place.kv_begin, ptx::hide_from_compiler(wg.thread));
   typename Math::Packed W;
   typename Math::Marks marks;
   math.mark(marks);
@@ -92,7 +92,7 @@ __device__ __forceinline__ void store_rows(const ColumnsWarpgroup<config, gradie
   using S = Shape<config>;
   const auto rows = task.result(wg.args);
   const float factor = gradient == Gradient::dV ? 1 : wg.args.scale;
-  const int t = ptx::registers_fresh(wg.thread), lane = t % 32, first = wg.index * C::width + 2 * (lane % 4);
+  const int t = ptx::hide_from_compiler(wg.thread), lane = t % 32, first = wg.index * C::width + 2 * (lane % 4);
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int row = 16 * (t / 32) + lane / 4 + 8 * half;

@@ -78,7 +78,7 @@ struct ColumnsWarpgroup {
     template <typename Step>
     __device__ __forceinline__ void load(const ColumnsTask<config, gradient>& task, const Step& place) {
       const long long padded = place.head_idx * padded_rows(c.args) + padded_start(c.args, task.sequence) + place.q_begin;
-      const int thread = ptx::registers_fresh(c.thread);
+      const int thread = ptx::hide_from_compiler(c.thread);
       const int row = 16 * (thread / 32) + thread % 32 / 4, used = task.sequence.len_q - place.q_begin;
       const float* lse2 = workspace<float>(c.args, Region::lse2) + padded;
       const float* delta = workspace<float>(c.args, Region::delta) + padded;
@@ -95,7 +95,7 @@ struct ColumnsWarpgroup {
     /// All warps have read what was there: they have written W since, and this one has waited for it.
     __device__ __forceinline__ void share() const {
       if constexpr (C::of_queries) return;
-      const int thread = ptx::registers_fresh(c.thread);
+      const int thread = ptx::hide_from_compiler(c.thread);
       c.shared.statistics[c.index][thread / tile_rows][thread % tile_rows] = of_rows[0][0];
       ptx::barrier_sync(barrier_warpgroup + c.index, wg_threads);  // the whole warpgroup has written
     }
@@ -109,7 +109,7 @@ struct ColumnsWarpgroup {
 
   /// W of this warpgroup's step to shared memory, where both read it; returns when that of the other is written, too.
   __device__ __forceinline__ void publish(const typename Math::Packed& W) {
-    const auto t = static_cast<unsigned>(ptx::registers_fresh(thread));
+    const auto t = static_cast<unsigned>(ptx::hide_from_compiler(thread));
     ptx::mbarrier_wait(shared.W_empty, (phases & 1) ^ 1);  // no product reads the last W
     const unsigned row = t / 32 * 16 + t % 16, place = row * 128 + (t / 16 % 2 ^ row % 8) * 16;
     auto* to = reinterpret_cast<unsigned char*>(shared.W[index]);

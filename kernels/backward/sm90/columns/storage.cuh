@@ -87,7 +87,7 @@ struct ColumnsTask {
     n = static_cast<int>(blockIdx.x) / columns_cluster * of_unit;
 #pragma unroll 1
     while (true) {
-      const int fresh = ptx::registers_fresh(0);
+      const int fresh = ptx::hide_from_compiler(0);
       const int heads = (C::of_queries ? args.heads_q : args.heads_kv) * args.batch + fresh;
       const int tiles = tile::ceil_div((C::of_queries ? args.seq_q : args.seq_kv) + fresh, columns_cluster * tile_rows);
       const int units = tile::ceil_div(tiles, of_unit), unit = n / of_unit, head = unit / units;
@@ -97,7 +97,7 @@ struct ColumnsTask {
       ColumnsTask task;
       if (!(second && opposite == place) && task.find(args, head, second ? opposite : place)) use(task);
       n += second || of_unit == 1
-               ? (static_cast<int>(gridDim.x) + ptx::registers_fresh(0)) / columns_cluster * of_unit - (of_unit - 1)
+               ? (static_cast<int>(gridDim.x) + ptx::hide_from_compiler(0)) / columns_cluster * of_unit - (of_unit - 1)
                : 1;
     }
   }
@@ -154,7 +154,7 @@ struct ColumnsProducer {
     int row, head_idx;
   };
   __device__ __forceinline__ Source source(const Task& task, int n) const {
-    const auto step = task.step(args, tile::min(ptx::registers_fresh(n), task.num_steps - 1));
+    const auto step = task.step(args, tile::min(ptx::hide_from_compiler(n), task.num_steps - 1));
     if constexpr (C::of_queries)
       return {static_cast<int>(task.sequence.start_kv) + step.kv_begin, step.head_idx / args.group};
     return {static_cast<int>(task.sequence.start_q) + step.q_begin, step.head_idx};

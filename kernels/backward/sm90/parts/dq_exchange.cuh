@@ -82,7 +82,7 @@ template <BackwardConfig config>
 __device__ __forceinline__ void issue_dQ(const Warpgroup<config>& wg, float (&dQ)[Shape<config>::width / 2]) {
   using S = Shape<config>;
   ptx::barrier_sync(barrier_dS_written + wg.index, S::warpgroups * wg_threads);
-  const int fresh = ptx::registers_fresh(0);
+  const int fresh = ptx::hide_from_compiler(0);
   const unsigned long long dS_desc = ptx::wgmma_descriptor(wg.shared.dS[wg.index], 0, 1024) + fresh;
   const unsigned long long K_desc = ptx::wgmma_descriptor(wg.shared.K, chunk_bytes, 1024) + fresh;
   ptx::wgmma_fence();  // dQ's registers have been used for other things

@@ -137,7 +137,7 @@ __device__ __forceinline__ void produce_work_tiles(const AttentionArgs& args, St
   unsigned count = 0;  // steps
   // If nothing of the workspace is read before, the first keys are prefetched while prepare still runs.
   constexpr bool loads_early = !S::direct_dq && !S::ordered && !config.features.packed && !StepList<config>::present;
-  if constexpr (!loads_early && !S::direct_dq) ptx::await_launch_before();
+  if constexpr (!loads_early && !S::direct_dq) ptx::griddepcontrol_wait();
   const auto take = [&] { return ptx::atomic_add(workspace<unsigned>(args, Region::tasks) + counter_keys, 1); };
   // Tasks that accumulate in order are taken in order, from the first one on.
   int task_idx = S::ordered ? static_cast<int>(take()) : blockIdx.x;
@@ -179,9 +179,9 @@ __device__ __forceinline__ void produce_work_tiles(const AttentionArgs& args, St
       }
     };
     const bool no_steps = count == work_tile.end_step, begins = loads_early && n == 0;
-    if (begins && no_steps) ptx::await_launch_before();
+    if (begins && no_steps) ptx::griddepcontrol_wait();
     if (begins || no_steps || S::direct_dq) load_keys();
-    if (begins) ptx::await_launch_before();
+    if (begins) ptx::griddepcontrol_wait();
     int head_idx = task.first_head_idx, q_tile = task.tiles.begin;
 #pragma unroll 1
     for (; count != work_tile.end_step; ++count) {

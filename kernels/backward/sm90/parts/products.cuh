@@ -121,7 +121,7 @@ __device__ __forceinline__ void store_eight(Element* to, const ptx::Vector<unsig
 template <Type type, int dim, int width>
 __device__ __forceinline__ void write_staged_rows(const tile::Rows<ptx::Element<type>>& rows,
                                                   const float (&values)[width / 2], float factor, void* staging, int lane) {
-  lane = ptx::registers_fresh(lane);  // nothing that is worked out here is kept for the next time
+  lane = ptx::hide_from_compiler(lane);  // nothing that is worked out here is kept for the next time
   constexpr int row_bytes = 2 * width, pieces = dim / 8;
   constexpr int swizzle = width % 64 == 0 ? 7 : 3;  // of the 16-byte pieces of a row, so that rows do not share banks
   char* const base = static_cast<char*>(staging);

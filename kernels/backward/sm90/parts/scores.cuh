@@ -127,7 +127,7 @@ struct ScoreMath {
     }
 #pragma unroll
     for (int group = 0; group < count; group += 4) {
-      const int shift = ptx::registers_fresh(0);
+      const int shift = ptx::hide_from_compiler(0);
 #pragma unroll
       for (int i = group; i < group + 4; ++i) {
         if (!score.visible(query(i) + shift, key(i))) marks.hidden[i / 32] |= 1u << (i % 32);
@@ -249,7 +249,7 @@ struct ScoreMath {
     unsigned of_even[words] = {}, of_odd[words] = {};  // Rows::keys: of the blocks' even and odd keys
 #pragma unroll
     for (int group = 0; group < count; group += 8) {
-      const int shift = ptx::registers_fresh(0);
+      const int shift = ptx::hide_from_compiler(0);
       const tile::DropoutWords random =
           dropout.words(tile::Dropout::row_counter(query(group) + odd + shift), tile::Dropout::column_counter(key(group)));
 #pragma unroll
@@ -296,7 +296,7 @@ struct ScoreMath {
   __device__ __forceinline__ void exponentiate_tile(Tile& S, const Marks& marks, Lse2 lse2, Take take) const {
 #pragma unroll
     for (int group = 0; group < count; group += 4) {
-      const int shift = needs_places ? ptx::registers_fresh(0) : 0;  // as in mark_hidden()
+      const int shift = needs_places ? ptx::hide_from_compiler(0) : 0;  // as in mark_hidden()
 #pragma unroll
       for (int i = group; i < group + 4; i += 2) {
         const auto statistics = lse2(i);

@@ -32,7 +32,9 @@ constexpr int wg_threads = 128;
 /// The thread's number in its warpgroup.
 __device__ __forceinline__ int wg_thread() { return static_cast<int>(threadIdx.x) % wg_threads; }
 /// The same, read again: nothing that is computed from it stays in registers.
-__device__ __forceinline__ int fresh_thread() { return ptx::registers_fresh(static_cast<int>(threadIdx.x)) % wg_threads; }
+__device__ __forceinline__ int fresh_thread() {
+  return ptx::hide_from_compiler(static_cast<int>(threadIdx.x)) % wg_threads;
+}
 /// Whether it is the first one, which signals for the warpgroup.
 __device__ __forceinline__ bool leads_warpgroup() { return threadIdx.x % wg_threads == 0; }
 
@@ -132,7 +134,7 @@ struct Shape {
 
 /// The same sequence, of which the compiler keeps nothing that it can compute again: registers are short in these loops.
 __device__ __forceinline__ tile::Sequence fresh_sequence(tile::Sequence sequence) {
-  sequence.batch_idx = ptx::registers_fresh(sequence.batch_idx);
+  sequence.batch_idx = ptx::hide_from_compiler(sequence.batch_idx);
   return sequence;
 }
 

@@ -105,7 +105,7 @@ __device__ __forceinline__ void add_keys_to_sums(const Warpgroup<config>& wg, co
                               ? first_keys_row<config>(args, wg.task().sequence, wg.task().kv_head_idx)
                               : padded_key<config>(args, wg.task().sequence, wg.task().kv_head_idx) + wg.task().kv_begin;
   const long long row = first + wg.index * tile_rows;
-  const float one = __builtin_bit_cast(float, ptx::registers_fresh(__builtin_bit_cast(int, 1.f)));
+  const float one = __builtin_bit_cast(float, ptx::hide_from_compiler(__builtin_bit_cast(int, 1.f)));
   unsigned* const order = dkv_order_of(args, row + warp_keys * (wg.thread / 32));
   const bool in_order = S::ordered && wg.thread % 32 == 0;
   if (in_order) {

@@ -129,7 +129,7 @@ __device__ __forceinline__ unsigned compute_dQ(const QueryWarpgroup<config>& wg,
           return typename Math::Pair{lse2[Math::row_of(i)], lse2[Math::row_of(i)]};
         },
         [](int, float, float) {});
-    if constexpr (late_dP) issue_dP(tile, ptx::registers_fresh(0));
+    if constexpr (late_dP) issue_dP(tile, ptx::hide_from_compiler(0));
     ptx::wgmma_wait<0>();  // dP is complete
     ptx::wgmma_pin(dP);
     release(wg.shared.V_empty[state_V(tile).stage]);
@@ -153,14 +153,14 @@ __device__ __forceinline__ unsigned compute_dQ(const QueryWarpgroup<config>& wg,
     ptx::mbarrier_wait(wg.shared.dO_full, wg.done & 1);  // dO has landed
     if (first < end) {
       skip_tiles(0, first);
-      int fresh = ptx::registers_fresh(0);
+      int fresh = ptx::hide_from_compiler(0);
       issue_S(first, fresh);
       if constexpr (!late_dP) issue_dP(first, fresh);
       compute_dS(first);
       unsigned tile = first + 1;
 #pragma unroll 1
       for (; S::listed ? !place.is_last() : tile < end; ++tile) {
-        fresh = ptx::registers_fresh(0);
+        fresh = ptx::hide_from_compiler(0);
         issue_dQ(tile - 1, fresh);
         issue_S(tile, fresh);
         ptx::wgmma_wait<1>();  // dQ is done: dS and the stage of K are free; S may still run
@@ -171,7 +171,7 @@ __device__ __forceinline__ unsigned compute_dQ(const QueryWarpgroup<config>& wg,
         compute_dS(tile);
       }
       if constexpr (S::listed) num_tiles = end = tile;
-      issue_dQ(end - 1, ptx::registers_fresh(0));
+      issue_dQ(end - 1, ptx::hide_from_compiler(0));
       ptx::wgmma_wait<0>();  // dQ is complete
       ptx::wgmma_pin(dQ);
       ptx::wgmma_pin(dS);

@@ -103,7 +103,7 @@ __device__ __forceinline__ void compute_operands(const ThreeConsumer<config>& c,
   using Math = KeyScores<config>;
   const AttentionArgs& args = c.wg.args;
   auto& shared = c.wg.shared;
-  const int fresh = ptx::registers_fresh(0);
+  const int fresh = ptx::hide_from_compiler(0);
   typename Math::Tile St, dPt;
   ptx::wgmma_fence();  // the registers of S and dP have been used for other things
   issue_dots<S::type, S::steps>(St, shared.K[c.wg.index], shared.Q[c.at.stage], fresh, [&] {
@@ -164,7 +164,7 @@ __device__ __forceinline__ void run_step(ThreeConsumer<config>& c, unsigned step
     if constexpr (with_dQ) compute_dQ_alone<false>(c, step - 1);
     await_all_threads(c.wg.fresh());  // no thread waits for the stage's phase any more
   } else {
-    const int fresh = ptx::registers_fresh(0);
+    const int fresh = ptx::hide_from_compiler(0);
     typename KeyScores<config>::Packed P, dS;
     compute_operands(c, step, P, dS);
     issue_rows<S::type, S::width_v>(c.dV, P, c.wg.shared.dO[c.at.stage], fresh);
@@ -252,7 +252,7 @@ __device__ __forceinline__ void backward_sm90_three_warpgroups_kernel(const abi:
     load_and_send<config>(args, shared);
   } else {
     ptx::registers_increase<S::work_registers>();
-    if constexpr (config.step_words) ptx::await_launch_before();  // the words of the masks are ready
+    if constexpr (config.step_words) ptx::griddepcontrol_wait();  // the words of the masks are ready
     ThreeConsumer<config> consumer{{args, shared, warpgroup - 1, 0}};
     run_tasks(consumer);
   }

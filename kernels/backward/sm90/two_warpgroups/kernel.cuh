@@ -109,7 +109,7 @@ __device__ __forceinline__ void issue_S(const Warpgroup<config>& wg, unsigned st
     clear_next_sequence_rows<config>(shared.dO[state.stage], wg.index, wg.thread, used_rows);
   }
   ptx::wgmma_fence();  // the registers of S have been used for other things
-  const int fresh = ptx::registers_fresh(0);
+  const int fresh = ptx::hide_from_compiler(0);
   issue_dots<S::type, S::steps>(St, shared.K[wg.index], shared.Q[state.stage], fresh, [&] {
     if constexpr (config.statistics_by_product)
       issue_parts<S::type>(St, shared.statistics.weights, shared.statistics.parts[state.stage].lse, fresh);
@@ -128,7 +128,7 @@ __device__ __forceinline__ void compute_operands(const Warpgroup<config>& wg, un
   auto& shared = wg.shared;
   const PipelineState<S::stages> state(step);
   const Step& here = wg.step(step);
-  const int fresh = ptx::registers_fresh(0), thread = fresh_thread(), lane = thread % 32;
+  const int fresh = ptx::hide_from_compiler(0), thread = fresh_thread(), lane = thread % 32;
   auto& [P, dS] = operands;
   typename Math::Tile dPt;
   const auto issue_dP = [&] {
@@ -215,7 +215,7 @@ __device__ __forceinline__ void finish_step(const Warpgroup<config>& wg, unsigne
                                             Sums<config>& sums, IssueNext issue_next = {}) {
   using S = Shape<config>;
   const PipelineState<S::stages> state(step);
-  issue_rows<S::type, S::width>(sums.dK, operands.dS, wg.shared.Q[state.stage], ptx::registers_fresh(0));
+  issue_rows<S::type, S::width>(sums.dK, operands.dS, wg.shared.Q[state.stage], ptx::hide_from_compiler(0));
   if constexpr (!S::separate_dq && !dS_sent)
     send_dS(wg, operands.dS, step);  // the product is issued before its fence waits
   if constexpr (issues_next) {
@@ -385,7 +385,7 @@ __device__ __forceinline__ void backward_sm90_two_warpgroups_kernel(const abi::A
     load_and_send<config>(args, shared);
   } else {
     ptx::registers_increase<S::work_registers>();
-    if constexpr (config.step_words) ptx::await_launch_before();  // the words of the masks are ready
+    if constexpr (config.step_words) ptx::griddepcontrol_wait();  // the words of the masks are ready
     Consumer<config> consumer{{args, shared, warpgroup - 1, wg_thread()}};
     run_tasks(consumer.wg, consumer.sums);
   }

@@ -123,7 +123,7 @@ struct WideWarpgroup {
   __device__ __forceinline__ void load_bias(const Task<config>& task, int step, typename Math::Bias& bias) const {
     if constexpr (Math::Bias::present) {
       with_scores(task, step, [&](const Math& math) {
-        const int fresh_thread = ptx::registers_fresh(thread), later = math.q_begin + 3 * tile_rows;
+        const int fresh_thread = ptx::hide_from_compiler(thread), later = math.q_begin + 3 * tile_rows;
         bias = Math::load_bias(math.score, math.q_begin, math.kv_begin, fresh_thread);
         Math::Bias::template prefetch<tile_rows, tile_rows>(math.score, later, math.kv_begin, fresh_thread);
       });

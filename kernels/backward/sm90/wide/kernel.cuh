@@ -95,7 +95,7 @@ __device__ __forceinline__ void compute_dV(const WideWarpgroup<config, 0>& wg, c
   };
   if (task.num_steps > 0) {
     ptx::mbarrier_wait(wg.shared.K_full, wg.tiles & 1);  // K has landed
-    issue_S(0, ptx::registers_fresh(0));
+    issue_S(0, ptx::hide_from_compiler(0));
     wg.make_marks(task, 0, marks);
     ptx::wgmma_wait<0>();  // S is complete
     ptx::wgmma_pin(St);
@@ -103,7 +103,7 @@ __device__ __forceinline__ void compute_dV(const WideWarpgroup<config, 0>& wg, c
     pack_and_send(0);
 #pragma unroll 1
     for (int step = 1; step < task.num_steps; ++step) {
-      const int fresh = ptx::registers_fresh(0);
+      const int fresh = ptx::hide_from_compiler(0);
       issue_S(step, fresh);
       issue_dV(step - 1, fresh);
       wg.make_marks(task, step, marks);
@@ -116,7 +116,7 @@ __device__ __forceinline__ void compute_dV(const WideWarpgroup<config, 0>& wg, c
       wg.release(wg.shared.dO_empty[wg.stage_dO(step - 1)]);
       pack_and_send(step);
     }
-    issue_dV(task.num_steps - 1, ptx::registers_fresh(0));
+    issue_dV(task.num_steps - 1, ptx::hide_from_compiler(0));
     ptx::wgmma_wait<0>();  // dV is complete
     ptx::wgmma_pin(dV);
     ptx::wgmma_pin(P);
@@ -159,7 +159,7 @@ __device__ __forceinline__ void compute_dK(const WideWarpgroup<config, 1>& wg, c
   };
   if (task.num_steps > 0) {
     ptx::mbarrier_wait(wg.shared.V_full, wg.tiles & 1);  // V has landed
-    issue_dP(0, ptx::registers_fresh(0));
+    issue_dP(0, ptx::hide_from_compiler(0));
     ask(0);
     ptx::wgmma_wait<0>();  // dP is complete
     ptx::wgmma_pin(dPt);
@@ -168,7 +168,7 @@ __device__ __forceinline__ void compute_dK(const WideWarpgroup<config, 1>& wg, c
     ptx::wgmma_pin(dS);
 #pragma unroll 1
     for (int step = 1; step < task.num_steps; ++step) {
-      const int fresh = ptx::registers_fresh(0);
+      const int fresh = ptx::hide_from_compiler(0);
       if constexpr (S::stages > 2) {
         issue_dP(step, fresh);
         issue_dK(step - 1, fresh);
@@ -195,7 +195,7 @@ __device__ __forceinline__ void compute_dK(const WideWarpgroup<config, 1>& wg, c
       Math::pack(dPt, dS);
       ptx::wgmma_pin(dS);
     }
-    issue_dK(task.num_steps - 1, ptx::registers_fresh(0));
+    issue_dK(task.num_steps - 1, ptx::hide_from_compiler(0));
     ptx::wgmma_wait<0>();  // dK is complete
     ptx::wgmma_pin(dK);
     ptx::wgmma_pin(dS);

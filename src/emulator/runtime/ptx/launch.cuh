@@ -4,8 +4,8 @@
 
 namespace flash_attention::ptx {
 
-inline void await_launch_before() { emulator::table->await_launch_before(); }
+inline void griddepcontrol_wait() { emulator::table->griddepcontrol_wait(); }
 
-inline void let_next_launch_begin() {}
+inline void griddepcontrol_launch_dependents() {}
 
 }  // namespace flash_attention::ptx

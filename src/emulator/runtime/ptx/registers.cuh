@@ -16,8 +16,8 @@ inline void registers_decrease() {
   emulator::table->set_registers(count, false);
 }
 
-inline int registers_fresh(int value) { return value; }
+inline int hide_from_compiler(int value) { return value; }
 
-inline int registers_fresh_grid() { return static_cast<int>(gridDim.x); }
+inline int fresh_grid_size() { return static_cast<int>(gridDim.x); }
 
 }  // namespace flash_attention::ptx
