@@ -1,16 +1,19 @@
 #pragma once
 
-// The consumer warps of a decode kernel: the two products of a KV block by mma.sync, and the online softmax between them.
-// Each warp has its own keys of every block, and its own online maximum over them.
+// The consumer warps of a decode kernel: the two products of a KV block with mma.sync, and the online softmax between them.
+// Each warp has separate keys of every block, and keeps an online maximum over its keys only.
 //
-//   for each KV block of the run:                                                            take
-//     at the beginning of an item: Q -> shared -> registers                                   load_Q
-//     wait for K;  S = Q K^T;  K is read;  P = softmax step                                    attend
-//     wait for V;  O = O * rescale + P V;  V is read
-//     at the end of an item, or of the run: all warps' O, maxima and sums together            finish.cuh
+//   for each KV block of the run:                                                   take
+//     at the beginning of an item: Q -> shared memory -> registers                  load_Q
+//     wait for K;  S = Q K^T;  release K;  P = softmax step                         attend
+//     wait for V;  O = O * rescale + P V;  release V
+//     at the end of an item or of the run: combine O, maxima and sums of all warps  finish.cuh
 //
-// Who loads the tiles differs: decode/sm80.cuh, decode/sm90.cuh. A Gate synchronises a warp with the loads of a stage:
-// K_ready() and V_ready() wait for them, K_read() and V_read() say that the stage may be filled again.
+// The loads are elsewhere: decode/sm80.cuh, decode/sm90.cuh. Both pass a Gate, which synchronises a warp with the loads of
+// a stage: K_ready() and V_ready() wait for them; K_read() and V_read() allow the stage to be filled again.
+//
+// Registers: O is 16 rows x head_dim_v floats, over the 32 lanes of a warp (64 a thread at 128 columns); the scores of a
+// warp's keys, and Q if it has at most 128 columns. What is the same for all threads is in shared memory (shape.cuh).
 
 #include "decode/scores.cuh"
 #include "decode/shape.cuh"
@@ -23,14 +26,14 @@ namespace flash_attention::decode {
 
 using namespace abi;
 
-// The two products of decode/sm80 with K and V in 8 bits, which become 16-bit elements in registers.
+// The two products if K and V have 8 bits. The codes become 16-bit elements in registers.
 //
-// ldmatrix moves pairs of bytes. As it reads K, a lane gets four neighbouring columns of a key, 4t to 4t + 3 of 16; the
-// products take them as columns 2t, 2t + 1, 2t + 8 and 2t + 9, and Q is in the same order. As it transposes V, a lane
-// gets columns 2g and 2g + 1 of keys 2t and 2t + 1: a block of eight even columns and one of eight odd ones. Each element
-// of O has the sum that it always has; which column it is, Finish knows.
+// ldmatrix moves pairs of bytes, so the columns arrive in another order. Reading K, lane t of four gets the neighbouring
+// columns 4t to 4t + 3 of 16. The products take them as columns 2t, 2t + 1, 2t + 8 and 2t + 9, so Q is stored in the same
+// order (store_Q), and the sums are unchanged. Transposing V, a lane gets columns 2g and 2g + 1 of keys 2t and 2t + 1. So
+// the accumulators hold a block of eight even columns and one of eight odd columns; Finish stores them accordingly.
 
-/// S += Q K^T. load_Q(A, step) brings 16 columns of Q, load_codes(codes, n, step) 16 keys, columns of step and step + 1.
+/// S += Q K^T. load_Q(A, step) loads 16 columns of Q. load_codes(codes, n, step) loads 16 keys, the columns of two steps.
 template <Type code, Type type, int steps, int blocks, typename LoadQ, typename LoadCodes>
 __device__ __forceinline__ void multiply_codes(float (&S)[1][blocks][4], LoadQ load_Q, LoadCodes load_codes) {
   static_assert(steps % 2 == 0);
@@ -54,7 +57,7 @@ __device__ __forceinline__ void multiply_codes(float (&S)[1][blocks][4], LoadQ l
   }
 }
 
-/// O += P V. load_codes(codes, c, step) brings 16 keys of columns 32c to 32c + 31, transposed.
+/// O += P V. load_codes(codes, c, step) loads columns 32c to 32c + 31 of 16 keys, transposed.
 template <Type code, Type type, int blocks, int key_blocks, typename LoadCodes>
 __device__ __forceinline__ void add_codes(float (&O)[1][blocks][4], const float (&P)[1][key_blocks][4],
                                           LoadCodes load_codes) {
@@ -96,7 +99,7 @@ struct Consumer {
 
   static constexpr int chunks = dim / 8;
   using Chunk = ptx::Vector<unsigned, 4>;
-  /// Q of an item is prefetched while the item before ends, if registers allow it.
+  /// If registers allow it, Q of the next item is loaded to registers while the current item ends.
   static constexpr int own_chunks = tile::ceil_div(QTile::rows * chunks, threads);
   static constexpr bool fetches_early = config.producer_warp && own_chunks <= 2 && tile::Score<features>::linear;
 
@@ -115,13 +118,13 @@ struct Consumer {
   const Run<config> run;
   const Parts<config> parts{args};
   Cursor<config> cursor = run.start;
-  int item_begin = run.begin, item_tile = cursor.tile;  // of this block's part of the item
-  bool same_rows = false;                               // as of the item before
-  bool same_item = false;                               // another split of it
+  int item_begin = run.begin, item_tile = cursor.tile;  // of this block's part of the item: position in the run, key tile
+  bool same_rows = false;                               // the previous item had the same sequence and tokens
+  bool same_item = false;                               // the previous tiles were another split of the same item
 
   float O[1][dim_v / 8][4];
   tile::RowState rows;
-  float k_scale = 1;  // of the item's key head
+  float k_scale = 1;  // of the item's key head, if K has 8 bits and a scale for each head
 
   __device__ __forceinline__ Consumer(const AttentionArgs& arguments, SharedStorage& shared,
                                       const Run<config>& run_of_block)
@@ -129,9 +132,9 @@ struct Consumer {
     if constexpr (fetches_early) fetch_Q(cursor.item);
   }
 
-  // -- Q of an item: to shared memory, from there to registers if they suffice -------------------------------------------
+  // -- Q of an item: to shared memory, then to registers if there are enough ----------------------------------------------
 
-  /// Eight columns of a row; rows that do not exist are zero.
+  /// Eight columns of a row of Q; zeros if the row or the columns do not exist.
   __device__ __forceinline__ Chunk chunk_of(const Item<config>& item, const tile::Sequence& sequence, int index) const {
     const int row = index / chunks, chunk = index % chunks, packed = item.row_tile * config.block_q + row;
     const int query = packed / config.group, head_idx = item.kv_head_idx * config.group + packed % config.group;
@@ -144,8 +147,8 @@ struct Consumer {
     ptx::ldmatrix_x4(A, QTile::step(tile::a_address<QTile>(Q_smem, warp_row, lane), 2 * step));
   }
 
-  /// Eight columns of a row of Q. K in 8 bits comes with four neighbouring columns to a lane, 4t to 4t + 3 of each 16,
-  /// which the products take as columns 2t, 2t + 1, 2t + 8 and 2t + 9: so Q is laid out in that order, too.
+  /// Stores eight columns of a row of Q. If K has 8 bits, in the order in which the products see its columns: 4t to 4t + 3
+  /// of each 16 become 2t, 2t + 1, 2t + 8 and 2t + 9 (see above).
   __device__ __forceinline__ void store_Q(int row, int chunk, const ptx::Vector<unsigned, 4>& values) const {
     if constexpr (narrow) {
 #pragma unroll
@@ -164,12 +167,12 @@ struct Consumer {
     for (int own = 0; own < own_chunks; ++own) fetched[own] = chunk_of(item, sequence, threadIdx.x + own * threads);
   }
 
-  /// Q of an item to every warp. The barrier at the end of Finish frees its tile, and what it reads. same_rows: the rows
-  /// are those of the item before, of the same sequence and tokens.
+  /// Q of an item, for every warp. The barrier at the end of the previous item's Finish allows to overwrite the tile of Q
+  /// and the state in shared memory. same_rows: sequence and tokens are those of the previous item.
   __device__ __forceinline__ void load_Q(const Item<config>& item, bool same_rows) {
     const tile::Sequence sequence = tile::make_sequence<features>(args, item.batch_idx);
     if (threadIdx.x == 0) storage.item = item;
-    if (threadIdx.x == 0 && !same_rows) {  // of another sequence, or other tokens
+    if (threadIdx.x == 0 && !same_rows) {
       const Tokens tokens = Item<config>::tokens_of(sequence, item.row_tile);
       const tile::Score<features> score(args, sequence, item.kv_head_idx * config.group);
       storage.sequence = sequence;
@@ -203,7 +206,7 @@ struct Consumer {
 
   // -- products and softmax ---------------------------------------------------------------------------------------------
 
-  /// Of a score in its units to powers of two.
+  /// Factor from scores to exponents of two. A linear score is still a dot product, so the factor includes the scale.
   __device__ __forceinline__ float scale_log2() const {
     return (tile::Score<features>::linear ? args.scale * k_scale : 1.0f) * tile::log2_e;
   }
@@ -215,7 +218,7 @@ struct Consumer {
     return features.token_scales ? ptx::shared_address(&storage.scales[stage]) : 0;
   }
 
-  /// The beginning of an item, or of another split of it.
+  /// Begins an item, or another split of the same item.
   __device__ __forceinline__ void start(const Item<config>& item) {
     if (config.split_tiles == 0 || !same_item) {
       load_Q(item, same_rows);
@@ -253,9 +256,9 @@ struct Consumer {
     score_rows<some_hidden>(S[0], args, storage.item, storage.sequence, warp_row + place.row, kv_begin + place.column);
   }
 
-  /// O = O * rescale + P V for the warp's keys; O is zero if they are the first.
+  /// O = O * rescale + P V for the warp's keys. are_first: O is still zero, so there is nothing to rescale.
   __device__ __forceinline__ void add_values(const Scores& P, const float (&rescale)[2], unsigned V, bool are_first) {
-    // Once a row has met its maximum, which is soon, every factor is 1.
+    // Soon all rows have seen their maximum. From then on every factor is 1, and the vote saves the multiplications.
     if (!are_first && ptx::any(rescale[0] != 1 || rescale[1] != 1)) {
 #pragma unroll
       for (int n = 0; n < dim_v / 8; ++n) {
@@ -276,7 +279,7 @@ struct Consumer {
         });
   }
 
-  /// Scores, or probabilities, times the scales of the warp's keys.
+  /// Multiplies scores or probabilities by the scales of the warp's keys.
   template <int P_scale>
   __device__ __forceinline__ void scale_columns(Scores& S, const float* scales) const {
 #pragma unroll
@@ -288,12 +291,13 @@ struct Consumer {
     }
   }
 
-  /// Tile `position` of all, in a stage, with the beginning and the end of its item where they are.
+  /// Processes tile `position`, which is in `stage`. Begins an item before its first tile and finishes it after its last.
   template <typename Gate>
   __device__ __forceinline__ void take(int position, int stage, const Gate& gate) {
     if (position == item_begin) {
       start(cursor.item);
-      // The counts of the items that this block may share, while its first tiles are in flight.
+      // This block may share its first and its last item with others. Their counters are prepared here, where the memory
+      // latency overlaps with the first tiles.
       if (!Finish::Cluster::in_cluster && Finish::Rows::shares_items && position == run.begin && threadIdx.x == 0) {
         parts.prepare(static_cast<int>(blockIdx.x));
         parts.prepare(run.first_block());
@@ -304,16 +308,17 @@ struct Consumer {
     if (item_tile + count < storage.item.split_end(item_tile) && position + 1 < run.end) return;
     const Finish finish{{args, storage.finish, storage.sequence, storage.item}};
     const int tile = item_tile, begin = item_begin;
-    cursor = {storage.item, tile + count - 1};  // kept there meanwhile, and after finish() another's
-    // What the blocks of a cluster send comes where tiles were, or to a stage that had none.
+    cursor = {storage.item, tile + count - 1};  // the item was only in shared memory, where the next one will replace it
+    // The other blocks of a cluster send their parts to a stage that no tile used, or else over the tiles.
     const int free_stage = Finish::Cluster::in_cluster && Finish::Cluster::has_free_stage(storage.item) ? stages - 1 : 0;
     auto* received = reinterpret_cast<float*>(&storage.stage[free_stage]);
+    // finish() is written twice so that the next Q is loaded before it, if there are registers to hold it.
     if constexpr (!fetches_early) finish(run, parts, tile, count, begin, rows, O, scale_log2(), received);
     if constexpr (config.item_blocks == 0) next_item(position, count);
     if constexpr (fetches_early) finish(run, parts, tile, count, begin, rows, O, scale_log2(), received);
   }
 
-  /// From the end of an item, or of a split of it, to the next; if registers allow it Q comes while this one ends.
+  /// Moves on to the next item or split. If registers allow it, starts to load the Q of the next item.
   __device__ __forceinline__ void next_item(int position, int count) {
     const int batch_idx = cursor.item.batch_idx, row_tile = cursor.item.row_tile;
     same_item = item_tile + count < cursor.item.end_tile;
@@ -326,7 +331,7 @@ struct Consumer {
     same_rows = cursor.item.batch_idx == batch_idx && cursor.item.row_tile == row_tile;
   }
 
-  /// One KV block, in a stage.
+  /// S, softmax step and O for one KV block.
   template <typename Gate>
   __device__ __forceinline__ void attend(int tile_idx, int stage, const Gate& gate) {
     const int kv_begin = tile_idx * block_kv + warp_key;
@@ -361,7 +366,7 @@ struct Consumer {
     gate.V_read();
   }
 
-  /// A barrier of the warps that have the same keys, and other rows.
+  /// A barrier of the warps that have the same keys but different rows.
   __device__ __forceinline__ void sync_rows() const {
     if constexpr (layout.row_warps == 1) {
       __syncwarp();
@@ -370,8 +375,8 @@ struct Consumer {
     }
   }
 
-  /// Boxes load rows that no query sees, or leave what was in the stage before. Those of the warp's keys become zero: a
-  /// probability of 0 times NaN would be NaN. Warps that have the same keys share the work.
+  /// A box may load rows of V that no query sees; a row without a box keeps what the stage held before. Such rows become
+  /// zero, because a probability of 0 times NaN would be NaN. Warps that have the same keys share the work.
   __device__ __forceinline__ void clear_unseen_values(int kv_begin, const tile::KeyRange& seen, unsigned V) const {
     if (kv_begin >= seen.begin && kv_begin + warp_keys <= seen.end) return;
     ptx::path<"decode/sm90 unseen values">();
@@ -381,8 +386,8 @@ struct Consumer {
       if (j >= seen.begin && j < seen.end) continue;
       ptx::store_shared(V + VTile::offset(warp_key + row, index % chunks), ptx::Vector<unsigned, 4>{});
     }
-    ptx::fence_async_shared();  // the next box is written here later
-    sync_rows();                // all rows are clear before they are read
+    ptx::fence_async_shared();  // orders these stores before TMA writes the next box to the same place
+    sync_rows();                // all rows are clear before any warp reads them
   }
 };
 

@@ -1,6 +1,18 @@
 #pragma once
 
-// An item of work of the decode kernels: block_q rows of a key head of a sequence, and the tiles of keys that these see.
+// How the decode kernels divide work.
+//
+//   item:  block_q rows of one key head of one sequence, and the tiles of keys that these rows see
+//   run:   the tiles of one thread block. Write the tiles of all items one after another; each block takes an equal run of
+//          consecutive tiles. A run may begin or end within an item; then several blocks share the item, and their parts
+//          are merged (decode/merge.cuh, decode/cluster_merge.cuh)
+//   split: if results must not depend on the batch (config.split_tiles), an item is always cut at the same keys
+//
+// Variants, chosen by the planner: config.item_blocks (each item has a fixed number of blocks, which form a cluster),
+// config.strided_items (each block takes whole items), config.row_grid and config.head_grid (blockIdx.y is a tile of rows,
+// or a key head, and only blocks of the same blockIdx.y divide work among them).
+//
+// Lengths are read on the device, so one launch fits all lengths, also within a CUDA graph.
 
 #include "abi/decode.h"
 #include "ptx/bits.cuh"
@@ -13,7 +25,7 @@ namespace flash_attention::decode {
 
 using namespace abi;
 
-/// Query tokens, the last one excluded.
+/// Query tokens [begin, end).
 struct Tokens {
   int begin;
   int end;
@@ -22,7 +34,7 @@ struct Tokens {
 template <ForwardConfig config>
 struct Item {
   static constexpr Features features = config.features;
-  // All items have the same tiles of keys: nothing is read from memory to find one.
+  // All items have the same tiles of keys: a position in the run is found by divisions, without reading lengths.
   static constexpr bool alike = decode_items_are_alike(features);
 
   int batch_idx;
@@ -30,10 +42,10 @@ struct Item {
   int row_tile;
   int first_tile;  // of keys
   int end_tile;
-  tile::KeyRange seen;  // by some row; keys outside of it are not loaded
-  bool only_rows;       // of the key head: there is no other item of it
+  tile::KeyRange seen;  // keys that some row sees; the others are not loaded
+  bool only_rows;       // the key head has no other item in this sequence
 
-  // Where splits are fixed: that of a tile, counted from key 0, and its end. A row's bits depend on these alone.
+  // With fixed splits: the split of a tile, counted from key 0, and its end. The bits of a row depend only on these.
   static constexpr int split_of(int tile) { return config.split_tiles > 0 ? tile / config.split_tiles : 0; }
   __device__ __forceinline__ int split_end(int tile) const {
     return config.split_tiles > 0 ? tile::min(end_tile, (split_of(tile) + 1) * config.split_tiles) : end_tile;
@@ -42,7 +54,7 @@ struct Item {
     return tile == first_tile || (config.split_tiles > 0 && tile % config.split_tiles == 0);
   }
 
-  /// Tiles of rows that this block's items have, and the first of them: all, or that of blockIdx.y.
+  /// Number of row tiles among which this block's items are, and the first of them: all of the sequence's, or blockIdx.y.
   __device__ __forceinline__ static int row_tiles_of(const tile::Sequence& sequence) {
     static_assert(!config.one_row_tile || !(features.packed || config.row_grid));
     if constexpr (config.one_row_tile) return 1;
@@ -58,7 +70,7 @@ struct Item {
     return {first / config.group, tile::ceil_div(tile::min(first + config.block_q, rows), config.group)};
   }
 
-  /// To item `idx` of all, where every key head has so many tiles of rows.
+  /// Moves to item `idx` of all, if every key head has `row_tiles` tiles of rows.
   __device__ __forceinline__ void place(int idx, int row_tiles, int heads_kv) {
     const int head_idx = idx / row_tiles;
     batch_idx = head_idx / heads_kv;
@@ -66,7 +78,8 @@ struct Item {
     row_tile = first_row_tile() + idx % row_tiles;
   }
 
-  /// Rows without keys have a tile too, of which nothing is loaded: somebody has to write their zeros.
+  /// Finds the keys that the rows see; returns the number of tiles. Rows that see no key have one tile, of which nothing is
+  /// loaded: a block must write their zeros.
   __device__ __forceinline__ int find_tiles(const AttentionArgs& args, const tile::Sequence& sequence) {
     const Tokens tokens = tokens_of(sequence, row_tile);
     seen = tile::Score<features>(args, sequence, 0).keys_of_any(tokens.begin, tokens.end);
@@ -78,15 +91,7 @@ struct Item {
   }
 };
 
-// What the blocks of decode/sm80 work on. An item is block_q rows of a key head of a sequence; its work is the tiles of
-// keys that these rows see. The tiles of all items stand in one row, and block c takes an equal run of them: an item that
-// the end of a run cuts is finished by several blocks (decode/merge.cuh). With config.row_grid the blocks of each
-// blockIdx.y do so for one tile of the rows of every key head: those that need the same keys ask for them at the same time.
-// With config.head_grid they do so for one key head, and those that read the other heads of the same keys do so at the
-// same time.
-// The lengths are read here, on the device, so the launch is the same whatever they are.
-
-/// Who takes which of `total` tiles: the first `total % blocks` blocks one more than the others.
+/// Divides `total` tiles among blocks; the first `total % blocks` blocks take one tile more than the others.
 struct Shares {
   int each;
   int rest;
@@ -99,7 +104,7 @@ struct Shares {
   }
 };
 
-/// A tile of the row of all tiles, and the way to the next.
+/// A position in the sequence of all tiles.
 template <ForwardConfig config>
 struct Cursor {
   Item<config> item;
@@ -109,7 +114,7 @@ struct Cursor {
     if (++tile < item.end_tile) return;
     if constexpr (config.strided_items) return next_whole(args);
     const int end_head = Item<config>::first_head() + Item<config>::heads_of(args);
-    if (item.only_rows && item.kv_head_idx + 1 < end_head) {  // the same rows and keys of the next head
+    if (item.only_rows && item.kv_head_idx + 1 < end_head) {  // the next head has the same rows and keys
       ++item.kv_head_idx;
       tile = item.first_tile;
       return;
@@ -122,7 +127,7 @@ struct Cursor {
     if constexpr (Item<config>::alike) {
       if (item.kv_head_idx == end_head) item.kv_head_idx = Item<config>::first_head(), ++item.batch_idx;
     } else {
-      while (item.kv_head_idx == end_head || Item<config>::row_tiles_of(sequence) == 0) {  // to a sequence with rows
+      while (item.kv_head_idx == end_head || Item<config>::row_tiles_of(sequence) == 0) {  // to the next with rows
         item.kv_head_idx = Item<config>::first_head();
         if (++item.batch_idx >= args.batch) return;
         sequence = tile::make_sequence<config.features>(args, item.batch_idx);
@@ -132,7 +137,7 @@ struct Cursor {
     tile = item.first_tile;
   }
 
-  /// From one whole item to the next.
+  /// With strided_items: from one whole item to this block's next, gridDim.x items further.
   __device__ __forceinline__ void next_whole(const AttentionArgs& args) {
     static_assert(Item<config>::alike || !config.strided_items);
     const int row_tiles = Item<config>::row_tiles_of(tile::make_sequence<config.features>(args, 0));
@@ -142,16 +147,16 @@ struct Cursor {
   }
 };
 
-/// The run of this block. Every warp works it out for itself. Where items differ, a lane sums up some sequences, and the
-/// lane in whose sequences the run begins looks for the place.
+/// The run of this block. Every warp computes it, so no barrier is needed. If items differ, each lane adds up the tiles of
+/// some sequences; then the lane whose sequences contain the beginning of the run finds the exact place.
 template <ForwardConfig config>
 struct Run {
   Cursor<config> start;
   Shares shares;
-  int begin;  // its tiles, counted from the first of all, or from its own first where no other block's matter
+  int begin;  // first tile, counted from the first of all; with item_blocks or strided_items from the block's own first
   int end;
 
-  /// Found in few instructions, by which a short context's start is shorter.
+  /// The run is found in few instructions. With a short context this makes the start of the kernel shorter.
   static constexpr bool is_short = config.item_blocks > 0 && config.key_groups == 1 && config.block_q <= 16;
 
   __device__ __forceinline__ explicit Run(const AttentionArgs& args) : shares(0, 1) {
@@ -164,16 +169,16 @@ struct Run {
     }
   }
 
-  /// The block that begins an item of this one's run, whose first tile is tile `position` of all.
+  /// The block that begins an item whose first tile is tile `position` of all.
   __device__ __forceinline__ int first_block_of(int position) const {
     if constexpr (config.item_blocks > 0) return static_cast<int>(blockIdx.x) / config.item_blocks * config.item_blocks;
     return shares.block_of(position);
   }
-  /// That of the item with which this one begins.
+  /// The block that begins the first item of this block's run.
   __device__ __forceinline__ int first_block() const {
     return first_block_of(begin - (start.tile - start.item.first_tile));
   }
-  /// How many share an item which `first` begins.
+  /// The number of blocks that share an item; block `first` begins it.
   __device__ __forceinline__ int blocks_of(const Item<config>& item, int first, int position) const {
     const int tiles = item.end_tile - item.first_tile;
     if constexpr (config.item_blocks > 0) return tile::min(config.item_blocks, tiles);
@@ -187,7 +192,7 @@ struct Run {
     end = shares.begin_of(static_cast<int>(blockIdx.x) + 1);
   }
 
-  /// Where each item has blocks of its own: blockIdx.x counts them, and tiles of rows.
+  /// With item_blocks: blockIdx.x counts tiles of rows and, within each, the blocks of the item.
   __device__ __forceinline__ void share_item(const AttentionArgs& args) {
     constexpr int blocks = tile::max(1, config.item_blocks);
     static_assert(config.item_blocks == 0 || !(config.features.packed || config.split_tiles > 0 || config.row_grid));
@@ -203,21 +208,21 @@ struct Run {
     start.tile = start.item.first_tile + first;
   }
 
-  /// Where all items have the same tiles.
+  /// If all items have the same tiles: by divisions.
   __device__ __forceinline__ void divide(const AttentionArgs& args) {
     const tile::Sequence sequence = tile::make_sequence<config.features>(args, 0);
     start.item = {};
     start.item.row_tile = Item<config>::first_row_tile();
     const int tiles = start.item.find_tiles(args, sequence), row_tiles = Item<config>::row_tiles_of(sequence);
     const int items = row_tiles * args.heads_kv * args.batch;
-    if constexpr (config.strided_items) {  // whole ones, as many for each block
+    if constexpr (config.strided_items) {  // whole items, the same number for each block
       begin = 0, end = items / static_cast<int>(gridDim.x) * tiles;
       start.item.place(static_cast<int>(blockIdx.x), row_tiles, args.heads_kv);
       start.tile = start.item.first_tile;
       return;
     }
     take(tiles * items);
-    if constexpr (config.split_tiles > 0) {  // a split belongs to the block in whose share it begins
+    if constexpr (config.split_tiles > 0) {  // a split belongs to the block whose share contains its first tile
       const auto to_split = [&](int position) {
         const int tile = position % tiles;
         return position - tile + tile::min(tiles, tile::round_up(tile, config.split_tiles));
@@ -228,16 +233,18 @@ struct Run {
     start.tile = start.item.first_tile + begin % tiles;
   }
 
+  /// If items differ: prefix sums over the sequences, by the lanes of the warp.
   __device__ __forceinline__ void search(const AttentionArgs& args) {
     constexpr Features features = config.features;
     const int lane = threadIdx.x % 32;
     const int each = tile::ceil_div(args.batch, 32);
     const int first = tile::min(lane * each, args.batch), last = tile::min(first + each, args.batch);
     int own = 0;
-    constexpr int together = features.latent ? 1 : 4;  // lengths in flight; what runs once comes from memory, too
+    // Lengths in flight. Not unrolled for MLA: code that runs once has to be fetched from memory, too.
+    constexpr int together = features.latent ? 1 : 4;
 #pragma unroll together
     for (int b = first; b < last; ++b) own += tiles_of(args, b);
-    int until = own;  // the tiles of this lane's sequences and of those before
+    int until = own;  // tiles of this lane's sequences and all before them
 #pragma unroll
     for (int step = 1; step < 32; step *= 2) {
       const int before = ptx::shuffle_up(until, step);
@@ -246,7 +253,7 @@ struct Run {
     take(ptx::shuffle(until, 31));
     if (begin == end) return;
     const auto locate = [&](int position) {
-      const int owner = ptx::count_ones(ptx::ballot(until <= position));  // so many lanes are before it
+      const int owner = ptx::count_ones(ptx::ballot(until <= position));  // the number of lanes that end before it
       int batch_idx = first, left = position - (until - own);
       if (each > 1 && lane == owner) {
         ptx::path<"decode/sm80 several sequences a lane">();
@@ -255,7 +262,7 @@ struct Run {
       return find(args, ptx::shuffle(batch_idx, owner), ptx::shuffle(left, owner));
     };
     start = locate(begin);
-    if constexpr (config.split_tiles > 0) {  // a split belongs to the block in whose share it begins
+    if constexpr (config.split_tiles > 0) {  // a split belongs to the block whose share contains its first tile
       begin += to_split(args, start);
       if (end < ptx::shuffle(until, 31)) {
         Cursor<config> stop = locate(end);
@@ -264,7 +271,7 @@ struct Run {
     }
   }
 
-  /// Moves on to the next tile that begins a split; by how many tiles.
+  /// Moves the cursor to the next tile that begins a split; returns by how many tiles.
   __device__ __forceinline__ static int to_split(const AttentionArgs& args, Cursor<config>& cursor) {
     if (cursor.item.begins_split(cursor.tile)) return 0;
     const int next = cursor.item.split_end(cursor.tile), tiles = next - cursor.tile;
@@ -286,7 +293,7 @@ struct Run {
     return tiles_of_head(args, tile::make_sequence<config.features>(args, batch_idx)) * Item<config>::heads_of(args);
   }
 
-  /// The tile that is `left` tiles from the beginning of a sequence.
+  /// The tile that is `left` tiles after the first tile of a sequence.
   __device__ __forceinline__ Cursor<config> find(const AttentionArgs& args, int batch_idx, int left) const {
     const tile::Sequence sequence = tile::make_sequence<config.features>(args, batch_idx);
     Cursor<config> found{{batch_idx, 0, Item<config>::first_row_tile(), 0, 0, {0, 0}, false}, 0};
@@ -302,7 +309,7 @@ struct Run {
   }
 };
 
-/// Q of an item that the tiles have come to goes to L2: it is wanted as soon as they are. By one warp.
+/// Prefetches Q of an item into L2 when its first tiles are loaded: both are needed at the same time. Called by one warp.
 template <ForwardConfig config>
 __device__ __forceinline__ void prefetch_Q(const AttentionArgs& args, const Item<config>& item) {
   if constexpr (!config.features.packed) {

@@ -2,11 +2,12 @@
 
 #include "decode/schedule.cuh"
 
-// From dot products to scores, on accumulators as tile/mma.cuh describes them: for the kernels of decode/.
+// Turns dot products into scores, for the kernels of decode/. The layout of the accumulators is that of tile/mma.cuh.
 
 namespace flash_attention::decode {
 
-/// Scores of rows `row` and `row` + 8 of an item; -inf where hidden. A lane's keys are kv_begin + 8 n and the next.
+/// Scores of rows `row_begin` and `row_begin` + 8 of an item, in place; -inf if hidden. A lane has keys kv_begin + 8 n and
+/// kv_begin + 8 n + 1.
 template <bool some_hidden, ForwardConfig config, int blocks>
 __device__ __forceinline__ void score_rows(float (&S)[blocks][4], const AttentionArgs& args, const Item<config>& item,
                                            const tile::Sequence& sequence, int row_begin, int kv_begin) {
@@ -15,7 +16,7 @@ __device__ __forceinline__ void score_rows(float (&S)[blocks][4], const Attentio
   for (int half = 0; half < 2; ++half) {
     const int row = row_begin + 8 * half, packed = item.row_tile * config.block_q + row;
     const bool exists = row < config.block_q && packed < sequence.len_q * config.group;
-    // Without hidden scores, rows that do not exist read what belongs to the first, and are not stored.
+    // A row that does not exist reads the options of the item's first row, so its addresses are valid. It is not stored.
     const int first = item.row_tile * config.block_q;
     const int query = (exists ? packed : first) / config.group;
     const tile::Score<features> score(args, sequence,

@@ -1,6 +1,6 @@
 #pragma once
 
-// Sizes of a decode kernel that follow from its configuration, and its shared memory.
+// Sizes of a decode kernel that follow from its configuration, and the layout of its shared memory.
 
 #include "decode/finish.cuh"
 #include "decode/tiles.cuh"
@@ -37,14 +37,14 @@ struct ConsumerShape {
     } stage[stages];
     QTile Q;
     typename FinishRows<config>::SharedStorage finish;
-    // The same for all threads, and read now and then: no place for registers.
-    Cursor<config> loading[config.producer_warp ? 1 : config.num_warps];  // decode/sm80.cuh
-    Item<config> item;                                                    // that is worked on
+    // State that is the same for all threads and rarely read. It is here to save registers.
+    Cursor<config> loading[config.producer_warp ? 1 : config.num_warps];  // decode/sm80.cuh: the tile to load next
+    Item<config> item;                                                    // the current item
     tile::Sequence sequence;
-    tile::KeyRange full;  // the keys that all of its rows see
+    tile::KeyRange full;  // the keys that all rows of the item see
     struct Barriers {
       ptx::Mbarrier K_full[stages], K_empty[stages], V_full[stages], V_empty[stages];
-    } barriers;  // decode/sm90.cuh
+    } barriers;  // only decode/sm90.cuh uses them
     alignas(16) float scales[features.token_scales ? stages : 1][features.token_scales ? 2 * block_kv : 4];
   };
   static_assert(sizeof(SharedStorage) <= layout.shared_bytes);

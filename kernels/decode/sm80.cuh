@@ -10,31 +10,31 @@
 #include "tile/scales.cuh"
 #include "tile/tail.cuh"
 
-// Attention forward for few queries, where reading K and V once is all the work: mma.sync and cp.async, sm_80 and up,
-// 16-bit types, K and V in pages or not.
+// Attention forward for few queries, sm_80 and up: mma.sync and cp.async, 16-bit queries, K and V in pages or not. With few
+// queries the time is the time to read K and V once; the products are hidden.
 //
-// The rows of all query heads of a key head, of some query tokens, are one tile: row = token * group + head in group. The
-// tiles of keys of all sequences and key heads are shared out evenly (decode/schedule.cuh): one launch, as many blocks as
-// the GPU holds. A block:
+// Grouped queries: a tile of rows holds all query heads of one key head, for some query tokens. Row = token * group + head
+// in group. An item is such a tile of rows with the keys that it sees. The key tiles of all items are divided evenly among
+// the thread blocks (decode/schedule.cuh), in one launch with as many blocks as the GPU holds at a time. A block executes:
 //
-//   tiles [begin, end) of all;  num_stages - 1 of them in flight
-//   for each item (rows of a key head) that these belong to:
-//     Q -> shared -> registers
+//   its run: tiles [begin, end) of all tiles, with num_stages - 1 tiles in flight
+//   for each item in the run:
+//     Q -> shared memory -> registers
 //     for each tile of block_kv keys:
-//       prefetch one more tile;  wait for the oldest
-//       each warp, its own keys:   S = Q K^T;  P = softmax step;  O = O * rescale + P V
-//     finish: the warps' O, maxima and sums together -> O, lse, or a part of them (decode/finish.cuh)
+//       start the copies of a later tile;  wait for the oldest tile
+//       each warp, for its keys of the tile:   S = Q K^T;  P = softmax step;  O = O * rescale + P V
+//     finish: combine the warps' O, maxima and sums -> O and lse, or a part of them      finish.cuh
 //
-// With 16 rows or fewer a warp reads what it has copied itself, so that the loop over tiles has no barrier at all.
+// With 16 rows or fewer each warp copies exactly the keys that it reads. Then the loop over tiles needs no block barrier.
 
 namespace flash_attention::decode {
 
-// K and V of a tile into shared memory by cp.async, 16 bytes a lane. A warp copies the same rows of every tile; where warps
-// share no keys it is also the one that reads them, and needs no other warp's barrier. Keys that no row of the item sees
-// become zero without being read: what is there, NaN or another sequence's page, cannot reach a product.
+// Copies K and V of a tile to shared memory with cp.async, 16 bytes a lane. A warp copies the same rows of every tile. If
+// warps share no keys, the same warp reads them, so no barrier with other warps is needed. Keys that no row of the item
+// sees are written as zeros and not read from memory, so NaN in them, or another sequence's page, cannot reach a product.
 //
-// With pages a lane looks up the page of one row, for the next tile, while the present one is in flight: the table's
-// latency is spent once, at the start.
+// With pages, each lane looks up the page of one row of the next tile while the current tile is in flight. So the latency
+// of the table is paid only once, at the start.
 
 template <ForwardConfig config>
 struct Loader {
@@ -49,13 +49,13 @@ struct Loader {
   static_assert(own_rows % 16 == 0 && own_rows <= 32);
 
   const AttentionArgs& args;
-  Cursor<config>& cursor;  // of the tile that is loaded next; the warp's own, in shared memory: registers are scarce
+  Cursor<config>& cursor;  // the tile to load next; one for each warp, in shared memory because registers are scarce
   int left;                // tiles
   int lane = threadIdx.x % 32;
-  int first_row = static_cast<int>(threadIdx.x) / 32 % sharers * own_rows;  // of a tile
+  int first_row = static_cast<int>(threadIdx.x) / 32 % sharers * own_rows;  // of this warp, in a tile
   int page = 0;                                                             // of this lane's row of the next tile
   int page_row = 0;
-  float k_scale = 0, v_scale = 0;  // of the same row, where rows have scales
+  float k_scale = 0, v_scale = 0;  // of the same row, if rows have scales
 
   __device__ __forceinline__ Loader(const AttentionArgs& arguments, const Run<config>& run, Cursor<config>& place)
       : args(arguments), cursor(place), left(run.end - run.begin) {
@@ -64,7 +64,8 @@ struct Loader {
     look_up(run.start);
   }
 
-  /// Starts the copies of the next tile, if there is one, and closes their group.
+  /// Starts the copies of the next tile, if there is one. Always commits a group, even an empty one: the consumers count
+  /// groups to know which tile has landed.
   __device__ __forceinline__ void load(unsigned K_smem, unsigned V_smem, unsigned scale_smem) {
     if (left > 0) {
       Cursor<config> now = cursor;
@@ -77,21 +78,21 @@ struct Loader {
         now.next(args);
         look_up(now);
         if (now.tile == now.item.first_tile && first_row == 0) prefetch_Q(args, now.item);
-        __syncwarp();  // everyone has read the cursor
+        __syncwarp();  // all lanes have read the old cursor
         if (lane == 0) cursor = now;
-        __syncwarp();  // and will read the new one
+        __syncwarp();  // all lanes see the new one
       }
     }
     ptx::copy_async_commit();
   }
 
  private:
-  /// Whether a tile is this warp's: groups of warps take them in turn.
+  /// Whether this warp's group takes the tile: groups take tiles alternately.
   __device__ __forceinline__ static bool takes(int tile) {
     return config.key_groups == 1 || tile % config.key_groups == static_cast<int>(threadIdx.x) / 32 / sharers;
   }
 
-  /// Those of K, then of V. They were prefetched one tile ago.
+  /// Stores the scales of K, then those of V. They were loaded one tile ago.
   __device__ __forceinline__ void store_scales(unsigned scale_smem) const {
     if constexpr (features.token_scales) {
       if (lane >= own_rows) return;
@@ -105,7 +106,7 @@ struct Loader {
     if constexpr (features.paged || features.token_scales) {
       const int j = next.tile * config.block_kv + first_row + lane;
       if (left <= 0 || lane >= own_rows || !takes(next.tile)) return;
-      k_scale = v_scale = 0;  // what no query sees
+      k_scale = v_scale = 0;  // for keys that no query sees
       if (j < next.item.seen.begin || j >= next.item.seen.end) return;
       if constexpr (features.paged) {
         const int entry = args.page_table[next.item.batch_idx * args.page_table_stride + j / args.page_size];
@@ -131,7 +132,7 @@ struct Loader {
       const long long start = features.packed ? args.cu_seqlens_kv[now.item.batch_idx] : 0;
       base += now.item.batch_idx * view.batch_stride + (start + kv_begin) * view.seq_stride;
     }
-// More addresses than that would fill the registers where a warp has many scores or columns.
+// A larger factor needs more registers for addresses than a warp with many scores or columns has left.
 #pragma unroll(config.head_dim_v > 128 || config.block_q > 16 ? 2 : 8)
     for (int index = lane; index < own_rows * chunks; index += 32) {
       const int row = index / chunks, chunk = index % chunks, j = kv_begin + row;
@@ -157,20 +158,21 @@ struct DecodeSm80 {
   using Consumer = decode::Consumer<config>;
   static constexpr int stages = config.num_stages;
 
-  /// What a warp has copied is read by the warp alone, or a stage belongs to all.
+  /// How a consumer warp waits for a stage and releases it. Either each warp reads only what it has copied, or all warps
+  /// of the block share the stage.
   struct Gate {
-    __device__ __forceinline__ void K_ready() const {  // and V: one group of copies
+    __device__ __forceinline__ void K_ready() const {  // V is ready too: both are in one group of copies
       ptx::copy_async_wait<stages - 1>();
-      sync_readers();  // the tile has landed, from all copies of those who read it
+      sync_readers();  // cp.async waits only for the thread's own copies: now those of the other readers have landed too
     }
     __device__ __forceinline__ void K_read() const {}
     __device__ __forceinline__ void V_ready() const {}
-    __device__ __forceinline__ void V_read() const { sync_readers(); }  // the next copies may go there
+    __device__ __forceinline__ void V_read() const { sync_readers(); }  // the next copies may overwrite the stage
 
     __device__ __forceinline__ static void sync_readers() {
       if constexpr (Consumer::layout.row_warps == 1 && config.key_groups == 1) {
         __syncwarp();
-      } else {  // rows of several warps, or stages that both groups of warps use in turn
+      } else {  // several warps read the same keys, or both groups of warps use the same stages alternately
         ptx::path<"decode/sm80 rows of several warps">();
         __syncthreads();
       }
@@ -179,7 +181,8 @@ struct DecodeSm80 {
 
   __device__ __forceinline__ static int after(int stage) { return stage + 1 == stages ? 0 : stage + 1; }
 
-  /// One loop over the block's tiles, with one place that loads: the code is short, and fetched while memory is idle.
+  /// The loop over the block's tiles. The first num_stages - 1 iterations only load. So there is one call of load(), and
+  /// the code stays short: a decode call is so short that fetching its instructions counts.
   __device__ __forceinline__ static void work(const AttentionArgs& args, typename Consumer::SharedStorage& storage) {
     const decode::Run<config> run(args);
     if (run.begin == run.end) return;

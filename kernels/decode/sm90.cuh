@@ -1,19 +1,26 @@
 #pragma once
 
-// Attention forward for few queries on sm_90: the tiles, items and consumers of decode/sm80, loaded by warps of their
-// own through TMA. A block:
+// Attention forward for few queries on sm_90. Items, tiles and consumer warps are those of decode/sm80; extra warps load
+// the tiles with TMA. A thread block executes:
 //
-//   producer warps:  for each tile:  wait until the stage is empty;  boxes of K (one warp), of V (another)
-//   consumer warps:  for each tile:  wait for K;  S = Q K^T;  K is empty;  softmax step
-//                                    wait for V;  O = O * rescale + P V;    V is empty;  at the end of an item: finish
+//   producer warps, for each tile of the run (one warp loads K, another V):
+//     wait until the stage is empty;  issue the boxes
+//   consumer warps, for each tile of the run:                                     consumer.cuh
+//     wait for K;  S = Q K^T;  release K;  softmax step
+//     wait for V;  O = O * rescale + P V;  release V
+//     at the end of an item: finish                                               finish.cuh
 //
-// A consumer warp has its own keys of every tile and its own online maximum, so consumers whose rows differ meet only to
-// clear V, and all of them only at the end of an item (finish.cuh). The producers go on to the next item meanwhile, so
-// memory always has work.
+// Shared memory: num_stages stages of a K tile and a V tile, each with a "full" and an "empty" mbarrier. The producer of K
+// and the producer of V never wait for each other, so the products with K can begin while V is still in flight.
 //
-// A box is 64 columns of a tile's rows, or of the rows of a page where pages are smaller: then each lane has a separate
-// page. Pages that no row sees are not touched. Rows that no query sees may come along, or stay as they were: the consumers
-// clear those of V (Consumer::clear_unseen_values) and hide the scores of those of K.
+// Each consumer warp has separate keys of every tile and a separate online maximum. So consumers do not synchronise with
+// each other within a tile, except to clear V; all of them meet only at the end of an item. Meanwhile the producers load
+// the next item, so memory is never idle.
+//
+// A box is 64 columns of a tile's rows. If pages are smaller than a tile, a box has the rows of one page, and each lane
+// issues the boxes of one page. Pages that no row sees are not read. A box may bring rows that no query sees, and rows
+// that no box brought keep old contents: the consumers clear such rows of V (Consumer::clear_unseen_values) and hide the
+// scores of such rows of K.
 
 #include "abi/tensor_maps.h"
 #include "decode/consumer.cuh"
@@ -37,7 +44,7 @@ struct DecodeSm90 {
   using VTile = typename Consumer::VTile;
   static constexpr Features features = config.features;
   static constexpr int stages = config.num_stages, block_kv = config.block_kv;
-  // Of the planner's device, whose shared memory is that of sm_90.
+  // The planner computes the same number, for a device with the shared memory of sm_90.
   static constexpr DecodeRegisters registers{config, decode_blocks_per_sm(config, 227 << 10)};
   static_assert(config.producer_warp && !features.token_scales);
 
@@ -47,7 +54,7 @@ struct DecodeSm90 {
   SharedStorage& storage;
   typename SharedStorage::Barriers& barriers = storage.barriers;
 
-  /// A consumer warp's way through a stage.
+  /// How a consumer warp waits for a stage and releases it.
   struct Gate {
     typename SharedStorage::Barriers& barriers;
     tile::PipelineState<stages> kv;
@@ -58,17 +65,17 @@ struct DecodeSm90 {
     __device__ __forceinline__ void V_read() const { arrive(barriers.V_empty[kv.stage]); }
 
     __device__ __forceinline__ static void arrive(ptx::Mbarrier& barrier) {
-      __syncwarp();  // every lane has read
+      __syncwarp();  // every lane has read: the one arrival is for all of them
       if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(barrier);
     }
   };
 
-  // Producers: a warp for K and one for V; of small pages, which are many boxes, two for each.
+  // Producers: one warp for K and one for V. Small pages mean many boxes, so paged calls have two warps for each.
   static constexpr int producer_warps = decode_producer_threads / 32, sharers = features.paged ? producer_warps / 2 : 1;
-  // Named barriers: of all, of the warps that share K, of those that share V.
+  // Named barriers: one for all warps, one for the producers of K, one for those of V.
   static constexpr int barrier_ready = 2, barrier_sharers = 3, all_threads = 32 * (config.num_warps + 2 * sharers);
 
-  /// One producer warp's part of K or of V.
+  /// One producer warp: all of K or V, or every other page of it.
   struct Producer {
     const AttentionArgs& args;
     const TensorMap& map;
@@ -80,9 +87,10 @@ struct DecodeSm90 {
     int sharer;
     int lane = threadIdx.x % 32;
     int rows = features.paged ? tile::min(args.page_size, block_kv) : block_kv;  // of a box
-    int box = lane * sharers + sharer;                                           // of this lane: its place in the tile
+    int box = lane * sharers + sharer;                                           // that this lane issues, in the tile
 
-    /// What is read once leaves L2 first: what others left there stays, and is not written back meanwhile.
+    /// If all keys are read only once, they are marked to leave L2 first. So the data that other kernels left in L2 stays,
+    /// and L2 does not write it back while the keys are read.
     __device__ __forceinline__ void load_box(unsigned char* to, ptx::Mbarrier& barrier, int x0, int x1, int x2,
                                              int x3) const {
       if constexpr (config.read_once) {
@@ -92,22 +100,22 @@ struct DecodeSm90 {
       }
     }
 
-    /// The boxes of a tile. If there are pages, `page` is that of this lane's box, -1 where no query sees it.
+    /// Issues the boxes of a tile. `page`: of this lane's box; -1 if no query sees the box.
     __device__ __forceinline__ void load(int n, const decode::Item<config>& item, int tile_idx, int page) const {
       const tile::PipelineState<stages> kv(static_cast<unsigned>(n));
-      if constexpr (config.tiles_in_flight > 0) {  // no more at a time, though there is room
+      if constexpr (config.tiles_in_flight > 0) {  // fewer tiles in flight than there are stages
         const int before = n - config.tiles_in_flight;
         const tile::PipelineState<stages> arrived(static_cast<unsigned>(tile::max(0, before)));
         if (before >= 0) ptx::mbarrier_wait(full[arrived.stage], arrived.phase);
       }
-      ptx::mbarrier_wait(empty[kv.stage], kv.phase ^ 1);  // stages start out empty: phase 1 counts as completed
-      __syncwarp();                                       // every lane has seen it: a phase later they could not tell
+      ptx::mbarrier_wait(empty[kv.stage], kv.phase ^ 1);  // stages begin empty: phase 1 counts as completed
+      __syncwarp();  // every lane has seen this phase, before the boxes let the barrier go on to the next one
       unsigned char* to = stage + kv.stage * sizeof(typename SharedStorage::Stage);
       ptx::Mbarrier& barrier = full[kv.stage];
       if constexpr (features.paged) {
         const int boxes = ptx::count_ones(ptx::ballot(page >= 0));
         if (lane == 0) ptx::mbarrier_arrive_expect_tx(barrier, boxes * rows * 128 * panels);
-        __syncwarp();  // the bytes are expected before they come
+        __syncwarp();  // the barrier expects the bytes before the first box can arrive
         if (page < 0) return;
         const int first = rows == block_kv ? tile_idx * block_kv % args.page_size : 0;
 #pragma unroll 1
@@ -123,7 +131,7 @@ struct DecodeSm90 {
       }
     }
 
-    /// The page of this lane's box of a tile, -1 where no query sees any row of it.
+    /// The page of this lane's box of a tile; -1 if no query sees any row of the box.
     __device__ __forceinline__ int look_up(const decode::Cursor<config>& place) const {
       if constexpr (!features.paged) return 0;
       const decode::Item<config>& item = place.item;
@@ -133,18 +141,18 @@ struct DecodeSm90 {
       return tile::max(0, tile::min(entry, args.num_pages - 1));  // as tile::PagedRows
     }
 
-    /// By one thread.
+    /// Initialises this producer's barriers. Called by one thread.
     __device__ __forceinline__ void initialize() const {
       for (int stage_idx = 0; stage_idx < stages; ++stage_idx) {
         ptx::mbarrier_init(full[stage_idx], sharers);
         ptx::mbarrier_init(empty[stage_idx], config.num_warps);
       }
       ptx::mbarrier_init_fence();
-      ptx::fence_async_shared();  // and for the copies, which may begin before other threads have come
+      ptx::fence_async_shared();  // TMA must see them too: this warp's copies may begin before the block's first barrier
     }
 
-    /// All tiles of the run. What the next one needs is looked up when this one's boxes have been asked for, and comes
-    /// while its stage is waited for.
+    /// Loads all tiles of the run. The next tile's page is looked up right after this tile's boxes are issued, so the
+    /// latency of the table overlaps with the wait for the next stage.
     __device__ __forceinline__ void produce(const decode::Run<config>& run) const {
       decode::Cursor<config> cursor = run.start;
       int page = look_up(cursor);
@@ -172,7 +180,8 @@ struct DecodeSm90 {
             warp / 2};
   }
 
-  /// Each kind of producer has its own barriers, and waits for no other warp before its first boxes.
+  /// Initialises the barriers. The producer of K initialises those of K, the producer of V those of V. So each of them can
+  /// issue its first boxes before any other warp has arrived.
   __device__ __forceinline__ void prepare(int warp) const {
     if (features.paged && decode::Run<config>::is_short && warp == producer_warps - 1) prefetch_pages();
     if (warp >= 2 * sharers || threadIdx.x % 32 != 0) return;
@@ -181,7 +190,7 @@ struct DecodeSm90 {
     if (warp < 2) producer.initialize();
   }
 
-  /// The table of this block's sequence goes to L2 while its length is read, 128 bytes a lane.
+  /// Prefetches the page table of this block's sequence into L2, 128 bytes a lane, while the sequence's length is read.
   __device__ __forceinline__ void prefetch_pages() const {
     const int first = static_cast<int>(threadIdx.x) % 32 * 32;
     const int* table = args.page_table + static_cast<long long>(blockIdx.z) * args.page_table_stride;
@@ -191,7 +200,7 @@ struct DecodeSm90 {
   __device__ __forceinline__ void produce(int warp, const decode::Run<config>& run) const {
     Consumer::Finish::Cluster::arrive();
     if (warp >= 2 * sharers || run.begin == run.end) return;
-    __syncwarp();  // the barriers are initialised
+    __syncwarp();  // lane 0 has initialised this warp's barriers
     if constexpr (sharers > 1) ptx::barrier_sync_apart(barrier_sharers + warp % 2, 32 * sharers);
     ptx::barrier_arrive(barrier_ready, all_threads);
     producer_of(warp).produce(run);
@@ -201,7 +210,7 @@ struct DecodeSm90 {
     if (run.begin == run.end) return Consumer::Finish::Cluster::arrive();
     Consumer consumer(args, storage, run);
     Consumer::Finish::Cluster::prepare(storage.finish.mailbox, args, run.start.item);
-    ptx::barrier_sync(barrier_ready, all_threads);  // the barriers are initialised
+    ptx::barrier_sync(barrier_ready, all_threads);  // the producers have initialised the barriers
     Gate gate{barriers, tile::PipelineState<stages>{0}};
 #pragma unroll 1
     for (int position = run.begin; position < run.end; ++position) {
@@ -218,9 +227,11 @@ struct DecodeSm90 {
   }
 
   __device__ __forceinline__ void work() const {
-    const int warp = static_cast<int>(threadIdx.x) / 32 - config.num_warps;  // of the producers; consumers are below 0
+    const int warp = static_cast<int>(threadIdx.x) / 32 - config.num_warps;  // producers count from 0; consumers: below 0
     using Run = decode::Run<config>;
-    if constexpr (Run::is_short) {  // one place for both roles, whose code is fetched once
+    // A short search for the run is computed in one place for both roles, so its instructions are fetched once. A long one
+    // is inlined in each role, after the registers have been moved.
+    if constexpr (Run::is_short) {
       if (warp >= 0) prepare(warp);
       const Run run(args);
       if (warp >= 0) {

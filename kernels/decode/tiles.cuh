@@ -5,7 +5,7 @@
 #include "ptx/barrier.cuh"
 #include "tile/swizzle.cuh"
 
-// What the parts of the decode kernels share: the tiles of K and V in shared memory, and the barrier of those who compute.
+// Shared by all parts of the decode kernels: tiles of K and V in shared memory, and the barrier of the warps that compute.
 
 namespace flash_attention::decode {
 
@@ -17,10 +17,10 @@ struct DecodeTiles {
   using V = tile::SwizzledTile<config.block_kv, DecodeLayout::stored_columns(config, config.head_dim_v)>;
 };
 
-/// Named barriers of the warps that have the same keys (decode/sm90): this one and the next. 1 to 4 are others.
+/// Named barriers of the warps that have the same keys (decode/sm90): 5 and 6. Barriers 1 to 4 have other uses.
 constexpr int barrier_rows = 5;
 
-/// A barrier of the warps that compute: all of the block, or all but the producer.
+/// A barrier of the warps that compute: all warps of the block, or all but the producers.
 template <ForwardConfig config>
 __device__ __forceinline__ void sync_consumers() {
   if constexpr (config.producer_warp) {
