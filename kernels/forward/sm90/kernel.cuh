@@ -2,26 +2,32 @@
 
 // Attention forward for sm_90 (Hopper): TMA, wgmma, warp specialisation.
 //
-// A block has one producer warp and two or three consumer warpgroups (or one, and then two or three blocks share an SM). It
-// stays on its SM and takes one tile after another: block_q queries of one head, 64 for each warpgroup, against all the
-// keys that they see, in blocks of block_kv.
+// The grid is persistent: a thread block stays on its SM and processes one tile after another. A tile is block_q queries of
+// one head, with all keys that they see, in KV blocks of block_kv keys. A thread block has one producer warp and two or
+// three consumer warpgroups, each with 64 queries of the tile. (If it has one, two or three thread blocks share an SM.)
 //
-//     producer warp:        for each tile: Q, and block after block K and V, into rings of stages      producer.cuh
-//     consumer warpgroup:   for each tile: S = Q K^T, softmax, O += P V; O / sum to memory             kv_loop.cuh
+//     producer warp, for each tile:                                                producer.cuh
+//       load Q;  for each KV block: wait until a stage is empty, load K and V into it with TMA
+//     consumer warpgroup, for each tile:                                           kv_loop.cuh
+//       for each KV block:  S = Q K^T;  P = softmax step of S;  O += P V
+//       O / sum -> shared memory -> global memory                                  epilogue.cuh
 //
-// If masks choose the blocks, another warp of the producer warpgroup finds the tiles and their blocks (find_tiles), or
-// three of them make the words of masks (MaskWriter).
+// If masks choose the KV blocks, the loop is listed_loop.cuh. Then another warp of the producer warpgroup finds the tiles
+// and their blocks (find_tiles), or three other warps compute the mask bits (MaskWriter).
 //
-// Shared memory (storage.cuh): rings of Q, K and V, O before its store, and the tiles, which Q_full announces. full[stage]
-// is completed by TMA, empty[stage] by one thread of every warpgroup that reads the stage. The producer warp runs ahead
-// over the end of a tile: Q has two stages and O a separate buffer, so the tensor cores wait for no memory between tiles.
+// Shared memory (storage.cuh): rings of stages for Q, K and V; a buffer for O; and the descriptions of the current tiles,
+// which are valid when Q_full is completed. TMA completes full[stage]; one thread of each warpgroup that reads the stage
+// arrives at empty[stage]. The producer runs ahead across the end of a tile. For that Q has two stages and O a separate
+// buffer, so the tensor cores do not wait for memory between tiles.
 //
 // Registers of a consumer thread: block_kv / 2 for S, half as many for P, head_dim_v / 2 for O, and 4 for each 16 columns
-// of Q if it is held. forward_sm90_registers has what setmaxnreg leaves for them, ForwardLoop what is done with the rest.
+// of Q if Q is held in registers. setmaxnreg moves registers from the producer to the consumers (forward_sm90_registers).
+// The planner decides how the rest is used (ForwardLoop).
 //
-// Softmax keeps the maximum of a row's first blocks as a reference instead of raising it with every block. A tile for
-// which that was too low is found at its end (Epilogue) and marked; after the others the block does its marked tiles again,
-// with the running maximum (Attempt). So the result is exact for every input, and no ordinary input pays for it.
+// Reference of the softmax: only the first blocks of a row raise its maximum. Later blocks use that maximum unchanged,
+// which saves the reduction and the rescaling of O. If it was too low, probabilities overflow. The epilogue detects this
+// and marks the tile; after its last tile the thread block repeats its marked tiles with a running maximum (Attempt). So
+// the result is exact for every input, and ordinary inputs do not pay for it.
 
 #include "forward/sm90/epilogue.cuh"
 #include "forward/sm90/kv_loop.cuh"
@@ -37,8 +43,8 @@
 namespace flash_attention {
 namespace forward_sm90 {
 
-/// Which tiles of this block the next attempt does again: a mark for each iteration, the last one for all that are left
-/// over. Marks only grow, so a warpgroup that is behind misses none.
+/// The tiles that the next attempt must repeat: a mark for each iteration of this block; the last mark stands for all
+/// further iterations. A mark is the number of the attempt and only grows, so a warpgroup that is behind cannot erase one.
 template <ForwardConfig config>
 struct RetryList {
   SharedStorage<config>& shared;
@@ -56,8 +62,8 @@ struct RetryList {
     return static_cast<int>(four >> place % 4 * 8 & 255) >= attempt;
   }
 
-  /// Blocks of a cluster do a tile again that one of them has marked, since each loads for both. One thread of each, when
-  /// all tiles of an attempt are done; none may end before the other has seen its marks.
+  /// The blocks of a cluster load for each other, so both repeat a tile that one of them has marked. Called by one thread
+  /// of each block when all tiles of an attempt are done. Neither may end before the other has read its marks.
   __device__ __forceinline__ void agree() const {
     if constexpr (Shape<config>::cluster > 1) {
       sync_cluster(0);  // both have marked all
@@ -78,7 +84,7 @@ struct RetryList {
   }
 };
 
-/// Fills the next tile of an attempt in, from iteration i of the block on; false: there is none.
+/// Fills in the next tile of an attempt, from iteration i of the block on. Returns false if there is none.
 template <ForwardConfig config>
 __device__ __forceinline__ bool find_tile(const AttentionArgs& args, const RetryList<config>& retry,
                                           Schedule<config>& schedule, int& i, int attempt, Tile& tile) {
@@ -93,9 +99,9 @@ __device__ __forceinline__ bool find_tile(const AttentionArgs& args, const Retry
   return false;
 }
 
-/// All tiles of all attempts and their blocks, by a warp of its own, which runs ahead of the one that loads. To claim a
-/// tile, to divide, to read the map of masks and to follow its words is some 500 instructions one after another, and 100
-/// more for each block of keys.
+/// Finds all tiles of all attempts and their KV blocks, in a separate warp that runs ahead of the loading one. To claim a
+/// tile, compute its place and read the mask map takes some 500 dependent instructions, and 100 more for each KV block:
+/// the loading warp would be late.
 template <ForwardConfig config>
 __device__ __forceinline__ void find_tiles(const AttentionArgs& args, SharedStorage<config>& shared,
                                            const RetryList<config>& retry) {
@@ -108,17 +114,18 @@ __device__ __forceinline__ void find_tiles(const AttentionArgs& args, SharedStor
     bool exists = true;
 #pragma unroll 1
     for (int i = 0; exists; ++num_tiles) {
-      Tile& tile = shared.tiles[num_tiles % tile_stages];  // no warpgroup reads it: next_tile
+      Tile& tile = shared.tiles[num_tiles % tile_stages];  // no warpgroup reads it any more: next_tile
       exists = find_tile(args, retry, schedule, i, attempt, tile);
       if (!exists) tile = {.attempt = static_cast<Attempt>(attempt)};
       ptx::mbarrier_arrive(finder.tile_found);
       for_listed<config>(args, tile, [&](ListedBlock described) {
-        ptx::mbarrier_wait(finder.empty[place.stage], place.phase ^ 1);  // the block that was there is taken
+        ptx::mbarrier_wait(finder.empty[place.stage], place.phase ^ 1);  // the previous block has been taken from here
         finder.blocks[place.stage] = described.word;
         ptx::mbarrier_arrive(finder.full[place.stage]);
         place.advance();
       });
-      ptx::mbarrier_wait(finder.tile_taken, static_cast<int>(num_tiles & 1));  // if there was none: all are marked
+      // After the last tile of an attempt this also means: all consumers are done, and have set their marks.
+      ptx::mbarrier_wait(finder.tile_taken, static_cast<int>(num_tiles & 1));
     }
   }
 }
@@ -148,7 +155,7 @@ __device__ __forceinline__ void initialise(SharedStorage<config>& shared) {
   }
 }
 
-/// One tile, from its first block to its store. Returns whether the next attempt must do it again.
+/// Processes one tile, from its first block to its store. Returns whether the next attempt must repeat it.
 template <ForwardConfig config>
 __device__ __forceinline__ bool attend(Warpgroup<config>& wg, Work work) {
   Output<config> out;
@@ -157,7 +164,7 @@ __device__ __forceinline__ bool attend(Warpgroup<config>& wg, Work work) {
     ptx::path<"forward/sm90 empty tile">();
 #pragma unroll
     for (float& x : out.O) x = 0;
-    ptx::barrier_sync(barrier_warpgroup + wg.warpgroup, wg_threads);  // all have seen the tile: no product made them meet
+    ptx::barrier_sync(barrier_warpgroup + wg.warpgroup, wg_threads);  // all have read the tile, before one releases it
     release_queries(wg);
   } else if constexpr (Shape<config>::wide) {
     visited_interior = attend_wide(wg, out, work == Work::attend_nonfinite_safe);
@@ -170,7 +177,7 @@ __device__ __forceinline__ bool attend(Warpgroup<config>& wg, Work work) {
     const Blocks seen = blocks_of(wg);
     const ScoreMath<config> math = score_math(wg, tile);
     load_queries(wg, tile_work.queries);
-    if constexpr (Shape<config>::holds_queries) sync_without_pingpong(wg);  // all have read Q before one thread releases it
+    if constexpr (Shape<config>::holds_queries) sync_without_pingpong(wg);  // all have read Q, before one releases it
     if constexpr (Shape<config>::listed) {
       attend_listed(tile_work, tile, math);
     } else {
@@ -179,7 +186,7 @@ __device__ __forceinline__ bool attend(Warpgroup<config>& wg, Work work) {
     visited_interior = tile_work.visited_interior;
   }
   if constexpr (Shape<config>::wide) add_other_sums(wg, out.rows);
-  if constexpr (!Shape<config>::listed) visited_interior = sees_interior(wg);  // the producer warp knows
+  if constexpr (!Shape<config>::listed) visited_interior = sees_interior(wg);  // the producer warp has written it
   return Epilogue<config>(wg).finish(tile_of(wg), visited_interior, out);
 }
 
@@ -194,11 +201,11 @@ __device__ __forceinline__ void forward_sm90_kernel(const abi::AttentionArgs& ar
   initialise(shared);
 
   const RetryList<config> retry{shared};
-  const int warpgroup = ptx::shuffle(static_cast<int>(threadIdx.x) / wg_threads, 0);  // known to be the same in a warp
+  const int warpgroup = ptx::shuffle(static_cast<int>(threadIdx.x) / wg_threads, 0);  // the compiler knows: uniform
 
   if (warpgroup == 0) {
-    if constexpr (S::listed) ptx::griddepcontrol_wait();  // the map of tiles is complete; all else follows from its tiles
-    if (threadIdx.x >= 32) tile::clear_output_tail<config>(args, threadIdx.x - 32, wg_threads - 32);  // idle otherwise
+    if constexpr (S::listed) ptx::griddepcontrol_wait();  // the map of tiles is complete; consumers wait for the tiles
+    if (threadIdx.x >= 32) tile::clear_output_tail<config>(args, threadIdx.x - 32, wg_threads - 32);  // they are idle
     ptx::registers_decrease<S::load_registers>();
     if constexpr (S::makes_words) {
       const int warp = ptx::shuffle(static_cast<int>(threadIdx.x) / 32, 0);
@@ -226,28 +233,29 @@ __device__ __forceinline__ void forward_sm90_kernel(const abi::AttentionArgs& ar
     }
   } else {
     ptx::registers_increase<S::attend_registers>();
-    if constexpr (config.features.made_words) ptx::griddepcontrol_wait();  // so are the words of the masks
+    if constexpr (config.features.made_words) ptx::griddepcontrol_wait();  // the mask bits are complete
     Warpgroup<config> wg{args, shared, warpgroup - 1, static_cast<int>(threadIdx.x) % wg_threads};
     pingpong_begin(wg);
 #pragma unroll 1
     for (;; ++wg.num_tiles) {
       const PipelineState<S::q_stages> q = q_state(wg);
-      ptx::mbarrier_wait(shared.Q_full[q.stage][S::row_group(wg.warpgroup)], q.phase);  // the next tile is ready, and its Q
+      ptx::mbarrier_wait(shared.Q_full[q.stage][S::row_group(wg.warpgroup)], q.phase);  // the next tile and its Q are ready
       if (const Work work = work_of(wg); work != Work::none) {
         const bool unsound = attend(wg, work);
         if (S::uniform_by_vote ? ptx::any(unsound) : unsound) retry.mark(stored_tile(wg));
         continue;
       }
       const int attempt = static_cast<int>(attempt_of(wg));
+      // There is no further tile in this attempt.
       if (wg.thread == 0) ptx::bulk_wait<0>();  // stores are complete before another attempt or the end
-      __syncwarp();                             // not found by the emulator: bar.sync wants the lanes of a warp together
+      __syncwarp();                             // bar.sync needs the lanes of a warp together (the emulator does not check)
       ptx::barrier_sync(barrier_attend, S::warpgroups * wg_threads);  // all tiles are done and marked
       if constexpr (S::cluster > 1) {
         if (wg.warpgroup == 0 && wg.thread == 0) retry.agree();
         __syncwarp();
-        ptx::barrier_sync(barrier_attend, S::warpgroups * wg_threads);  // so are those of the other block
+        ptx::barrier_sync(barrier_attend, S::warpgroups * wg_threads);  // the other block's marks are here, too
       }
-      release_queries(wg);  // the producer waits for that, too
+      release_queries(wg);  // the producer waits for it before it looks for marks
       if (ptx::shuffle(shared.last_attempt, 0) <= attempt) break;
     }
     pingpong_end(wg);

@@ -1,39 +1,43 @@
 #pragma once
 
-// The loop of a warpgroup of forward/sm90 over the blocks of a tile: 64 query rows, a range of blocks of keys.
+// The loop of a consumer warpgroup of forward/sm90 over the KV blocks of a tile: 64 query rows, a range of blocks.
 //
-//     S = Q K(first)^T; P = softmax(S)                                                first_block
-//     for the other blocks, in the order of Shape::forwards:                          next_block
-//       issue S = Q K^T            then issue O += P V of the block before
-//       softmax of S while P V runs; then P = S
-//     O += P V(last)                                                                  last_output
+//     S = Q K(first)^T;  P = softmax(S)                                    first_block
+//     for each other block n (order: ForwardLoop::key_order):              next_block
+//       issue S = Q K(n)^T
+//       issue O += P V(n - 1)
+//       wait for S;  softmax of S, while P V is still running
+//       wait for O;  P = S in 16 bits
+//     O += P V(last)                                                       last_output
 //
-// The warpgroups issue products by ping-pong: while one does softmax, another's products run. Every product is issued in a
-// branch that the whole warpgroup takes, and none is in flight over a branch that may differ: else ptxas serialises them
-// all.
+// So the output of a block is one step late, and every softmax has a product to overlap with. In addition the warpgroups
+// take turns to issue products (ping-pong barriers): while one warpgroup is in its softmax, products of another run.
+//
+// Two rules keep ptxas from serialising all products (a compile report tells if it did): a product is issued only in a
+// branch that the whole warpgroup takes, and no product is in flight across a branch that may diverge.
 
 #include "forward/sm90/warpgroup.cuh"
 
 namespace flash_attention::forward_sm90 {
 
 /// What the softmax of a block does:
-///   edge        tests every score against the mask and raises the maximum
-///   interior    tests nothing and keeps the maximum. Probabilities may exceed 1, which costs no precision; the epilogue
-///               finds out whether they exceeded what the types can hold
-///   late_edge   after the interior: tests every score and keeps the maximum
-///   listed      if masks choose the blocks: each says whether it is an edge or interior, in any order
+///   edge        tests whether each score is visible; raises the maximum
+///   interior    all scores are visible; keeps the maximum. Probabilities may exceed 1, without loss of precision; the
+///               epilogue detects overflow
+///   late_edge   follows the interior: tests each score, keeps the maximum
+///   listed      if masks choose the blocks: the block says whether it is edge or interior; they come in any order
 enum class Visit { edge, interior, late_edge, listed };
 
-/// A warpgroup at work on a tile, and its registers. It lives in the caller of the loop; reached through `work`, all of it
-/// stays in registers.
+/// A warpgroup's state within a tile. It is a local variable of the loop's caller. All functions that get a reference to it
+/// are inlined, so all of it stays in registers.
 template <class W>
 struct TileWork {
   W& wg;
   Output<W::config>& out;
   typename W::QueryTile queries;
   typename W::ScoreTile scores;  // of a block, then its probabilities
-  typename W::PackedTile P;      // of the block whose output comes next
-  bool accumulate = false;       // O holds something of the tile
+  typename W::PackedTile P;      // of the block whose P V is next
+  bool accumulate = false;       // O already holds a sum of this tile
   // If masks choose the blocks (listed_loop.cuh).
   bool visited_interior = false;  // some block was full
   bool raised = false;            // the block of the scores has raised the maximum
@@ -41,21 +45,21 @@ struct TileWork {
   bool has_output = false;        // P has a block whose output was not issued
 };
 
-/// The block after a block and one further on, if there are such.
+/// The next block, and the one whose biases are prefetched, if they exist.
 constexpr int no_block = -1;
 struct NextBlocks {
   int next = no_block, later = no_block;
 };
 
-/// The biases of blocks that come: those of the next to registers, those of a later one from memory to L2.
+/// Loads the biases of the next block to registers, and prefetches those of a later block into L2.
 template <ForwardConfig config>
 __device__ __forceinline__ void load_biases(const ScoreMath<config>& math, const NextBlocks& following) {
   if (following.next != no_block) math.load_bias(following.next * config.block_kv);
   if (following.later != no_block) math.prefetch_bias(following.later * config.block_kv);
 }
 
-/// The scores of a tile's first block, and P of them. softmax(block, rescale) makes probabilities of the scores. Of a
-/// listed block K has landed, and its biases are on their way: to know which one it is took its K.
+/// Scores and P of a tile's first block. softmax(block, rescale) turns the scores into probabilities. If the block is
+/// listed, its K has already landed and its biases are being loaded: its number was read together with its K.
 template <class W, class Softmax>
 __device__ __forceinline__ void first_block(TileWork<W>& work, const Tile& tile, const ScoreMath<W::config>& math,
                                             int block, const NextBlocks& following, const Softmax& softmax) {
@@ -80,12 +84,12 @@ __device__ __forceinline__ void first_block(TileWork<W>& work, const Tile& tile,
   math.drop(work.scores, math.draw(work.wg.args, tile, block * S::block_kv));
   math.pack(work.scores, work.P);
   ptx::wgmma_pin(work.P);
-  // V of the last visible key must be clean before it is multiplied: that is this block's if the order is backwards.
+  // Rows of V after the last visible key must be zero before they are multiplied. Backwards, they are in this block.
   if constexpr (!S::forwards || S::listed) clear_hidden_rows(work.wg, k, math.score.visible_kv - block * S::block_kv);
 }
 
-/// A later block: its scores, the output of the block before, its softmax. softmax(block, rescale) returns whether it has
-/// raised the maximum of a row, so that O must be multiplied by `rescale`.
+/// A later block: its scores, the output of the previous block, its softmax. softmax(block, rescale) returns true if it has
+/// raised the maximum of a row; then O must be multiplied by `rescale`.
 template <Visit kind, class W, class Softmax>
 __device__ __forceinline__ void next_block(TileWork<W>& work, const Tile& tile, const ScoreMath<W::config>& math, int block,
                                            const NextBlocks& following, const Softmax& softmax) {
@@ -95,7 +99,7 @@ __device__ __forceinline__ void next_block(TileWork<W>& work, const Tile& tile, 
   if constexpr (kind != Visit::listed) ptx::mbarrier_wait(work.wg.shared.K_full[k.stage], k.phase);  // K has landed
   pingpong_wait(work.wg);
   issue_scores(work.wg, work.scores, work.queries, k.stage);
-  ptx::mbarrier_wait(work.wg.shared.V_full[v.stage], v.phase);  // V of the block before has landed
+  ptx::mbarrier_wait(work.wg.shared.V_full[v.stage], v.phase);  // V of the previous block has landed
   issue_output(work.wg, work.out.O, work.P, v.stage, work.accumulate);
   pingpong_signal(work.wg);
   work.accumulate = true;
@@ -110,7 +114,7 @@ __device__ __forceinline__ void next_block(TileWork<W>& work, const Tile& tile, 
   release_biases(work.wg, work.wg.num_blocks - 1);
   load_biases(math, following);
   math.drop(work.scores, draw);
-  ptx::wgmma_wait<0>();  // P V is done: O and P are ours again
+  ptx::wgmma_wait<0>();  // P V is done: O and P may be read and written again
   ptx::wgmma_pin(work.out.O);
   ptx::wgmma_pin(work.P);
   release(work.wg, work.wg.shared.V_empty[v.stage]);
@@ -120,7 +124,7 @@ __device__ __forceinline__ void next_block(TileWork<W>& work, const Tile& tile, 
   if constexpr (kind == Visit::listed) clear_hidden_rows(work.wg, k, math.score.visible_kv - block * S::block_kv);
 }
 
-/// The output of the last block.
+/// O += P V of the last block.
 template <class W>
 __device__ __forceinline__ void last_output(TileWork<W>& work, const ScoreMath<W::config>& math, int block) {
   using S = typename W::S;
@@ -136,7 +140,7 @@ __device__ __forceinline__ void last_output(TileWork<W>& work, const ScoreMath<W
   release(work.wg, work.wg.shared.V_empty[v.stage]);
 }
 
-/// The n-th block of a tile, which is not the first that the warpgroup sees.
+/// A block that is not the first of the tile, by its kind.
 template <Visit kind, class W>
 __device__ __forceinline__ void visit(TileWork<W>& work, const Tile& tile, const ScoreMath<W::config>& math, int block,
                                       const NextBlocks& following) {
@@ -161,12 +165,12 @@ __device__ __forceinline__ void visit(TileWork<W>& work, const Tile& tile, const
 
 template <ForwardConfig config>
 __device__ __forceinline__ NextBlocks after(const Tile& tile, const Blocks& seen, int n) {
-  constexpr int distance = 4;  // of a bias, from memory to L2 in time
+  constexpr int distance = 4;  // blocks ahead, so that a bias arrives in L2 in time
   return {n + 1 < seen.end ? block_at<config>(tile, n + 1) : no_block,
           n + distance < seen.end ? block_at<config>(tile, n + distance) : no_block};
 }
 
-/// A tile in Attempt::fixed_max or Attempt::online_max whose blocks are a range.
+/// The loop over a tile whose blocks are a range, in Attempt::fixed_max or Attempt::online_max.
 template <class W>
 __device__ __forceinline__ void attend_range(TileWork<W>& work, const Tile& tile, const Blocks& seen,
                                              const ScoreMath<W::config>& math) {
@@ -177,7 +181,7 @@ __device__ __forceinline__ void attend_range(TileWork<W>& work, const Tile& tile
       work, tile, math, block_at<config>(tile, seen.begin), after<config>(tile, seen, seen.begin),
       [&](int block, float(&rescale)[2]) { softmax_edge(work.wg, math, block, work.scores, work.out.rows, rescale); });
   int n = seen.begin + 1;
-  // With a mask tensor, and in Attempt::online_max, there is no interior: all is edge.
+  // With a mask tensor, and in Attempt::online_max, all blocks are edge blocks: the interior is empty.
 #pragma unroll 1
   for (; n < seen.interior_begin; ++n)
     visit<Visit::edge>(work, tile, math, block_at<config>(tile, n), after<config>(tile, seen, n));

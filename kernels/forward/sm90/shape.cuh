@@ -1,6 +1,6 @@
 #pragma once
 
-// The sizes of forward/sm90 that follow from its configuration.
+// Sizes of forward/sm90 that follow from its configuration. How the loop works (ForwardLoop) is the planner's decision.
 
 #include "abi/args.h"
 #include "abi/config.h"
@@ -18,9 +18,9 @@ using namespace abi::forward_sm90_maps;
 
 constexpr int wg_threads = 128;
 constexpr int wg_rows = 64;    // query rows of a warpgroup: the M of its products
-constexpr int chunk_dim = 64;  // columns of a tile that are together: 128 bytes, the width of the swizzle
+constexpr int chunk_dim = 64;  // a tile is stored in chunks of 64 columns: 128 bytes, the width of the swizzle
 
-/// A unit of the scheduler, as a block remembers it: next to words of masks there is little room.
+/// The type of a scheduler unit's number. Mask bits leave little shared memory, so there it is small.
 template <bool is_small>
 struct UnitNumberOf {
   using Type = int;
@@ -38,7 +38,7 @@ struct Shape {
   static constexpr Type type = features.dtype;
   using Element = ptx::Element<type>;
 
-  // Hidden rows or a block mask choose the blocks of keys: the producer warp says with each K which one it is.
+  // Mask data or a program choose the KV blocks. Then the producer publishes with each K which block it is.
   static constexpr bool listed = tile::TileMap<features>::present;
   static constexpr ForwardLoop loop = config.loop;
   static constexpr bool mask_words = loop.mask_words != MaskWords::none;
@@ -47,25 +47,25 @@ struct Shape {
   static constexpr int tiles_kept = forward_sm90_tiles_kept(config);
   static constexpr bool skips_listed = loop.skips_listed;
   using Unit = UnitNumber<mask_words>;  // of the scheduler
-  // A block claims a tile before the last block of the one before: what it holds, others wait for at the end. Small tiles
-  // of masks have few blocks: the next is claimed at once.
+  // The next tile is claimed late, before the last KV block of the current one: a tile claimed early would keep the other
+  // thread blocks waiting at the end of the launch. Small tiles of masks have few blocks; there it is claimed at once.
   static constexpr bool claims_late = config.dynamic_scheduler && !(listed && config.block_q == 64);
-  // A warp next to the one that loads finds the tiles and their blocks: claim, map and list of a tile take one thread
-  // longer than the products of a few blocks take. Where the other warps make words of masks they have no time for it.
+  // A separate warp finds the tiles and their blocks: for one thread that takes longer than the products of a few blocks.
+  // If the other warps of the producer warpgroup compute mask bits, none of them is free for it.
   static constexpr bool finds_ahead = listed && !makes_words && !forward_sm90_is_wide(config.head_dim, config.head_dim_v);
   static constexpr int block_q = config.block_q, block_kv = config.block_kv, stages = config.num_stages;
 
-  // Wide heads: two warpgroups have the same rows, and each has half of a block's keys, and half of O's columns.
+  // Wide heads: two warpgroups share the same rows. Each computes half of a block's keys and half of O's columns.
   static constexpr bool wide = forward_sm90_is_wide(config.head_dim, config.head_dim_v);
   static constexpr int cluster = forward_sm90_cluster(config.head_dim, config.head_dim_v, block_q);  // blocks
   static constexpr int row_groups = block_q / cluster / wg_rows;                                     // of 64 query rows
-  static constexpr int warpgroups = forward_sm90_warpgroups(config);  // that attend; one more loads
+  static constexpr int warpgroups = forward_sm90_warpgroups(config);  // consumers; one more is the producer
   static constexpr int score_keys = wide ? block_kv / 2 : block_kv;   // of a block, whose scores a warpgroup has
   static constexpr int threads = (warpgroups + 1) * wg_threads;
 
   static constexpr bool pingpong = loop.pingpong;
 
-  // Columns past the head dimension read as zero and are not stored, so tiles round up.
+  // Tiles round up to whole chunks: TMA reads columns past the head dimension as zero and does not store them.
   static constexpr int chunks = tile::ceil_div(config.head_dim, chunk_dim);
   static constexpr int chunks_v = tile::ceil_div(config.head_dim_v, wide ? 2 * chunk_dim : chunk_dim);  // of a warpgroup
   static constexpr int steps_qk = tile::ceil_div(config.head_dim, 16);
@@ -80,7 +80,7 @@ struct Shape {
   static constexpr int q_stages = forward_sm90_layout(config).q_stages;
   static constexpr int o_chunks = forward_sm90_layout(config).o_chunks;
 
-  // Biases that come by TMA, tiles of 64 queries in chunks of 64 keys like those of Q, or of 32 with half the swizzle.
+  // Biases loaded by TMA: tiles of 64 queries in chunks of 64 keys like those of Q, or of 32 keys with half the swizzle.
   static constexpr int bias_stages = config.bias_stages;
   static constexpr int bias_keys = block_kv < chunk_dim ? block_kv : chunk_dim;
   static constexpr int bias_bytes = wg_rows * block_kv * 2;  // of one warpgroup
@@ -90,13 +90,14 @@ struct Shape {
   static constexpr bool holds_queries = loop.holds_queries;
   static constexpr bool uniform_by_vote = loop.uniform_by_vote;
 
-  // Keys before the first visible one are hidden, by a window or as padding.
+  // Keys before the first visible one may exist: a window or left padding hides them.
   static constexpr bool left_edge = features.window_left || features.left_padding;
 
   static constexpr bool forwards = loop.key_order == KeyOrder::forwards;
   static constexpr bool from_diagonal = loop.key_order == KeyOrder::from_diagonal;
 
-  // Rows of V that belong to no visible key may hold anything. TMA zeroes those past the tensor; others the kernel must.
+  // Rows of V after the last visible key may hold anything, also NaN. TMA zeroes rows past the end of the tensor; rows
+  // within the tensor must be zeroed by the kernel.
   static constexpr bool hidden_rows = features.packed || features.seqused_kv || features.key_lengths || features.paged;
 
   // The row group and the first chunk of O's columns of a warpgroup.

@@ -1,10 +1,11 @@
 #pragma once
 
-// A warpgroup of forward/sm90 that attends: what it is and how far it is, its two products, and the softmax of an edge
-// block. The loops over a tile's blocks are made of these: kv_loop.cuh, listed_loop.cuh, wide_loop.cuh, nonfinite_loop.cuh.
+// A consumer warpgroup of forward/sm90: its state, its barriers, its two products, and the softmax of an edge block. The
+// loops over a tile's blocks are built from these functions: kv_loop.cuh, listed_loop.cuh, wide_loop.cuh,
+// nonfinite_loop.cuh.
 //
-// A function with a parameter `class W` serves the warpgroups of forward/sm90_fp8, too. It finds in W the configuration,
-// the Shape, and the fields args, shared, warpgroup, thread, num_tiles and num_blocks.
+// A function with a parameter `class W` also serves the warpgroups of forward/sm90_fp8. W provides the configuration, the
+// Shape, and the fields args, shared, warpgroup, thread, num_tiles and num_blocks.
 
 #include "forward/sm90/bias_tiles.cuh"
 #include "forward/sm90/mask.cuh"
@@ -22,13 +23,14 @@ namespace flash_attention::forward_sm90 {
 
 using tile::RowState;
 
-/// How far a warpgroup of wide heads is: all that it shares with the other one comes in the same order.
+/// Progress of a warpgroup of wide heads. Both warpgroups use shared stages and buffers in the same order, so counters are
+/// enough to know which one is next.
 template <int stages>
 struct WidePlace {
-  PipelineState<stages> next{0};  // the stage of K or V that comes next
-  int oldest = 0;                 // the first stage that was not given back
+  PipelineState<stages> next{0};  // the next stage of K or V
+  int oldest = 0;                 // the first stage that is not released yet
   unsigned num_published = 0;     // blocks of P
-  unsigned num_tiles = 0;         // that had any
+  unsigned num_tiles = 0;         // tiles that had blocks
   unsigned num_exchanges = 0;     // of row statistics
 };
 
@@ -38,10 +40,10 @@ struct Warpgroup {
   using S = Shape<config>;
   using ScoreTile = typename ScoreMath<config>::Tile;                 // S of a block, then its probabilities
   using PackedTile = typename ScoreMath<config>::Packed;              // P as the A operand
-  using QueryTile = unsigned[S::holds_queries ? S::steps_qk : 1][4];  // Q as the A operand, if it is held
+  using QueryTile = unsigned[S::holds_queries ? S::steps_qk : 1][4];  // Q as the A operand, if it is in registers
   using OutputTile = float[S::width_v / 2];
   using SeenBlock = forward_sm90::SeenBlock<S::keeps_tested>;
-  // A shuffle, where a vote does not keep the lanes together, puts descriptors in uniform registers.
+  // Descriptors belong in uniform registers. If no vote tells the compiler that lanes agree, a shuffle does.
   using Descriptor = tile::Descriptor<!S::uniform_by_vote>;
 
   const AttentionArgs& args;
@@ -52,32 +54,32 @@ struct Warpgroup {
   unsigned num_blocks = 0;  // K blocks whose scores have been computed; V follows one behind
 
   WidePlace<S::stages> place{};  // wide heads, instead of num_blocks
-  unsigned num_words = 0;        // blocks whose words of a mask were read
-  WordPair words[2];             // if they come from memory: of the block whose scores are computed
+  unsigned num_words = 0;        // blocks whose mask bits were read
+  WordPair words[2];             // precomputed mask bits of the block whose scores are being computed
 };
 
-/// What softmax and P V leave for 64 query rows, spread over the warpgroup as ptx/wgmma.cuh says.
+/// The sums of 64 query rows: O, row maxima and row sums. The layout over the warpgroup's threads is in ptx/wgmma.cuh.
 template <ForwardConfig config>
 struct Output {
   typename Warpgroup<config>::OutputTile O;
   RowState rows;
 };
 
-// -- the tile that a warpgroup works on ---------------------------------------------------------------------------------
+// -- the current tile of a warpgroup ------------------------------------------------------------------------------------
 
-/// What all lanes of a warp agree on. Without uniform_by_vote (Shape) a shuffle tells the compiler so: loops over blocks
-/// count in uniform registers only then, and wgmma takes its descriptors from those.
+/// A value that is equal in all lanes of a warp. Unless votes already tell the compiler (uniform_by_vote), a shuffle does.
+/// Only then do loops over blocks count in uniform registers, from which wgmma takes its descriptors.
 template <class W>
 __device__ __forceinline__ int uniform(int x) {
   return W::S::uniform_by_vote ? x : ptx::shuffle(x, 0);
 }
 
-/// The current tile. It is read from shared memory when it is needed: neither it nor its address is kept in registers.
+/// The current tile, read from shared memory each time. Neither it nor its address stays in registers.
 template <class W>
 __device__ __forceinline__ const Tile& stored_tile(const W& wg) {
   return wg.shared.tiles[ptx::hide_from_compiler(wg.num_tiles) % tile_stages];
 }
-/// The same, with what loops and branches depend on known to be uniform.
+/// The same, with the fields on which loops and branches depend made uniform.
 template <class W>
 __device__ __forceinline__ Tile tile_of(const W& wg) {
   constexpr Features features = W::config.features;
@@ -86,11 +88,11 @@ __device__ __forceinline__ Tile tile_of(const W& wg) {
   tile.blocks = uniform<W>(tile.blocks);
   if constexpr (!(features.packed || features.seqused_q || features.seqused_kv || features.key_lengths ||
                   features.left_padding)) {
-    tile.sequence = tile::make_sequence<features>(wg.args, tile.sequence.batch_idx);  // all but this is constant
+    tile.sequence = tile::make_sequence<features>(wg.args, tile.sequence.batch_idx);  // only batch_idx varies
   }
   return tile;
 }
-/// The blocks of it that this warpgroup visits.
+/// The KV blocks of the current tile that this warpgroup visits.
 template <class W>
 __device__ __forceinline__ Blocks blocks_of(const W& wg) {
   const Blocks& seen = stored_tile(wg).seen[W::S::row_group(wg.warpgroup)];
@@ -121,7 +123,8 @@ __device__ __forceinline__ ScoreMath<W::config> score_math(const W& wg, const Ti
   const int t = ptx::hide_from_compiler(wg.thread);
   return {wg.args, tile, tile.q_begin + W::S::row_group(wg.warpgroup) * wg_rows + t / 32 * 16, t % 32};
 }
-/// If masks choose, which block of keys is in a stage. Read before its scores are issued, after which others may write it.
+/// If masks choose the blocks: which one is in a stage. Read before its scores are issued; afterwards it may be
+/// overwritten.
 template <class W>
 __device__ __forceinline__ typename W::SeenBlock listed_block(const W& wg, int k_stage) {
   return W::SeenBlock::of(uniform<W>(wg.shared.listed[k_stage]), W::S::row_group(wg.warpgroup));
@@ -129,23 +132,23 @@ __device__ __forceinline__ typename W::SeenBlock listed_block(const W& wg, int k
 
 // -- barriers -----------------------------------------------------------------------------------------------------------
 
-/// All threads of the warpgroup meet.
+/// A barrier of the warpgroup.
 template <class W>
 __device__ __forceinline__ void sync(const W& wg) {
   ptx::barrier_sync(barrier_warpgroup + wg.warpgroup, wg_threads);
 }
-/// The products that read a stage are complete: the producer warp may fill it again.
+/// Releases a stage: the products that read it are complete, so the producer warp may fill it again.
 template <class W>
 __device__ __forceinline__ void release(const W& wg, ptx::Mbarrier& free) {
   if (wg.thread == 0) ptx::mbarrier_arrive(free);
 }
-/// Q has been read.
+/// Releases the stage of Q.
 template <class W>
 __device__ __forceinline__ void release_queries(const W& wg) {
   release(wg, wg.shared.Q_empty[q_state(wg).stage][W::S::row_group(wg.warpgroup)]);
 }
 
-/// Ping-pong: waits until the warpgroup before this one has issued its products. One alone has no barrier.
+/// Ping-pong: waits until the previous warpgroup has issued its products. A single warpgroup has no such barrier.
 template <class W>
 __device__ __forceinline__ void pingpong_wait(const W& wg) {
   if constexpr (W::S::pingpong) ptx::barrier_sync(barrier_pingpong + wg.warpgroup, 2 * wg_threads);
@@ -155,7 +158,8 @@ __device__ __forceinline__ void pingpong_signal(const W& wg) {
   const int next = wg.warpgroup + 1 == W::S::warpgroups ? 0 : wg.warpgroup + 1;
   if constexpr (W::S::pingpong) ptx::barrier_arrive(barrier_pingpong + next, 2 * wg_threads);
 }
-/// Warpgroup 0 issues first. After the last tile it waits once more, so that no arrival is left over.
+/// Warpgroup 0 issues first, so the last warpgroup signals at the start. At the end warpgroup 0 waits once more, because a
+/// barrier must not be left with an arrival.
 template <class W>
 __device__ __forceinline__ void pingpong_begin(const W& wg) {
   if (wg.warpgroup == W::S::warpgroups - 1) pingpong_signal(wg);
@@ -164,13 +168,13 @@ template <class W>
 __device__ __forceinline__ void pingpong_end(const W& wg) {
   if (wg.warpgroup == 0) pingpong_wait(wg);
 }
-/// The ping-pong barrier makes the whole warpgroup meet; without ping-pong, this one does.
+/// The ping-pong barrier also synchronises the whole warpgroup. Without ping-pong, this barrier does.
 template <class W>
 __device__ __forceinline__ void sync_without_pingpong(const W& wg) {
   if constexpr (!W::S::pingpong) sync(wg);
 }
 
-/// The words of a block are on their way while its scores are computed.
+/// Starts to load the precomputed mask bits of a block. They arrive while its scores are computed.
 template <class W>
 __device__ __forceinline__ void load_words(W& wg, const ScoreMath<W::config>& math, typename W::SeenBlock at) {
   using S = typename W::S;
@@ -187,7 +191,7 @@ __device__ __forceinline__ void load_words(W& wg, const ScoreMath<W::config>& ma
 
 // -- products -----------------------------------------------------------------------------------------------------------
 
-/// Q to registers: 16 rows of a warp, 16 columns a step.
+/// Loads Q to registers: the 16 rows of each warp, 16 columns a step.
 template <class W>
 __device__ __forceinline__ void load_queries(const W& wg, typename W::QueryTile& queries) {
   using S = typename W::S;
@@ -211,7 +215,7 @@ __device__ __forceinline__ void issue_scores(const W& wg, typename W::ScoreTile&
   using Descriptor = typename W::Descriptor;
   const Descriptor Q(ptx::wgmma_descriptor(wg.shared.Q[q_state(wg).stage][wg.warpgroup], 0, 1024));
   const Descriptor K(ptx::wgmma_descriptor(wg.shared.K[k_stage], 0, 1024));
-  ptx::wgmma_fence();  // softmax is done with these registers
+  ptx::wgmma_fence();  // orders the softmax's accesses to these registers before the product's
 #pragma unroll
   for (int step = 0; step < S::steps_qk; ++step) {
     const int chunk = step / 4, inside = step % 4 * 32;
@@ -232,7 +236,7 @@ __device__ __forceinline__ void issue_output(const W& wg, typename W::OutputTile
                                              int v_stage, bool accumulate) {
   using S = typename W::S;
   const typename W::Descriptor V(ptx::wgmma_descriptor(wg.shared.V[v_stage], S::block_kv * 128, 1024));
-  ptx::wgmma_fence();  // O and P have been written by ordinary instructions
+  ptx::wgmma_fence();  // ordinary instructions have written O and P
 #pragma unroll
   for (int step = 0; step < S::steps_pv; ++step) {
     ptx::wgmma_rs<S::type, S::width_v, ptx::Major::mn>(O, P[step], V.at(step * 16 * 128), accumulate || step != 0);
@@ -242,7 +246,7 @@ __device__ __forceinline__ void issue_output(const W& wg, typename W::OutputTile
 
 // -- softmax ------------------------------------------------------------------------------------------------------------
 
-/// What the masks, lengths and windows hide of a tested block becomes -inf.
+/// Sets the scores of a tested block to -inf that a mask, a length or a window hides.
 template <class W>
 __device__ __forceinline__ void hide_tested(W& wg, const ScoreMath<W::config>& math, typename W::ScoreTile& scores,
                                             typename W::SeenBlock at) {
@@ -252,7 +256,7 @@ __device__ __forceinline__ void hide_tested(W& wg, const ScoreMath<W::config>& m
   if constexpr (!S::makes_words) {
     if (at.masked()) take_bits<config>(math, wg.words, visible);
   } else if (at.masked()) {
-    ptx::mbarrier_wait(wg.shared.mask.full[wg.warpgroup], static_cast<int>(wg.num_words++ & 1));  // the words are written
+    ptx::mbarrier_wait(wg.shared.mask.full[wg.warpgroup], static_cast<int>(wg.num_words++ & 1));  // the bits are written
     read_words<config>(math, wg.shared.mask.words[wg.warpgroup], visible);
     __syncwarp();  // all lanes have read
     if (ptx::hide_from_compiler(wg.thread) % 32 == 0) ptx::mbarrier_arrive(wg.shared.mask.empty[wg.warpgroup]);
@@ -260,15 +264,15 @@ __device__ __forceinline__ void hide_tested(W& wg, const ScoreMath<W::config>& m
   hide_unseen<config>(math, scores, at.block() * S::block_kv, at.at_edge(), visible);
 }
 
-/// The softmax of an edge block: scores are tested where any may be hidden, and the maximum is raised. O must then be
-/// multiplied by `rescale`.
+/// The softmax of an edge block: tests each score if any of the block may be hidden, and raises the maximum. The caller
+/// then multiplies O by `rescale`.
 template <class W>
 __device__ __forceinline__ void softmax_edge(W& wg, const ScoreMath<W::config>& math, int block,
                                              typename W::ScoreTile& scores, RowState& rows, float (&rescale)[2],
                                              typename W::SeenBlock at = {}) {
   using S = typename W::S;
   constexpr ForwardConfig config = W::config;
-  const bool tested = at.tested();  // if masks choose
+  const bool tested = at.tested();  // if masks choose the blocks
   const int wg_begin = ptx::hide_from_compiler(math.row) / wg_rows * wg_rows;
   if constexpr (S::mask_words) {
     math.modify(scores, block * S::block_kv);
@@ -295,8 +299,9 @@ __device__ __forceinline__ void rescale_output(float (&O)[count], const float (&
   for (int i = 0; i < count; ++i) O[i] *= rescale[i / 2 % 2];
 }
 
-/// The block of V with the end of the visible keys: its other rows may hold NaN, which a probability of 0 does not
-/// silence. Every warpgroup writes the same zeros, before its own products read them.
+/// Zeroes the rows of V after the last visible key, in the block that contains it. They may hold NaN, and a probability of
+/// 0 times NaN is NaN. Every warpgroup writes the same zeros before its products read them, so no barrier between them is
+/// needed.
 template <class W>
 __device__ __forceinline__ void clear_hidden_rows(const W& wg, PipelineState<W::S::stages> v, int visible_rows) {
   using S = typename W::S;
@@ -310,15 +315,16 @@ __device__ __forceinline__ void clear_hidden_rows(const W& wg, PipelineState<W::
       const unsigned address = ptx::shared_address(wg.shared.V[v.stage][chunk]) + visible_rows * 128 + piece * 16;
       ptx::store_shared(address, ptx::Vector<unsigned, 4>{});
     }
-    ptx::fence_async_shared();  // the zeros before the products' reads
-    sync_without_pingpong(wg);  // those of the whole warpgroup
+    ptx::fence_async_shared();  // orders the zeros before the products' reads
+    sync_without_pingpong(wg);  // the whole warpgroup has written; with ping-pong, its barrier follows
   }
 }
 
 // -- blocks that only other warpgroups see --------------------------------------------------------------------------------
 
-/// One block. The ping-pong goes on: issue() is called in the warpgroup's turn. V is loaded after K, but copies land in any
-/// order: a stage that is freed while its K is still in flight lets the next wait for that stage return at once.
+/// Skips one block. The warpgroup still takes its turn in the ping-pong, and calls issue() in it. It waits for K and V
+/// before it releases the stage: copies land in any order, and if a stage were released while its K is in flight, a phase
+/// of the barrier could be missed.
 template <class W, typename Issue>
 __device__ __forceinline__ void skip_block(W& wg, const Issue& issue) {
   using S = typename W::S;
@@ -326,7 +332,7 @@ __device__ __forceinline__ void skip_block(W& wg, const Issue& issue) {
   const PipelineState<S::stages> kv(wg.num_blocks++);
   ptx::mbarrier_wait(wg.shared.K_full[kv.stage], kv.phase);
   ptx::mbarrier_wait(wg.shared.V_full[kv.stage], kv.phase);
-  sync_without_pingpong(wg);  // no warp has missed a phase, and all know which block it was
+  sync_without_pingpong(wg);  // all warps have seen this phase, and know which block it was
   pingpong_wait(wg);
   issue();
   pingpong_signal(wg);
