@@ -50,8 +50,8 @@ struct Launch {
   int cluster = 1;
   int shared_bytes = 0;
   int min_blocks_per_sm = 1;
-  bool much_shared = false;   ///< SMs keep their memory divided as neighbours with much shared memory need it
-  bool begins_early = false;  ///< before the launch before it has ended: it waits itself, and not as the first one
+  bool prefer_shared_carveout = false;  ///< SMs keep their memory divided as neighbours with much shared memory need it
+  bool programmatic_launch = false;  ///< before the launch before it has ended: it waits itself, and not as the first one
   std::string arguments = "AttentionArgs";  ///< the type of its parameter
   std::string prelude{};                    ///< C++ that comes before the unit: a program's source
 

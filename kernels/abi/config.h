@@ -32,20 +32,20 @@ struct Features {
   bool mask = false;
   bool dropout = false;
   bool sink = false;
-  int hidden_bounds = 0;       // hidden_rows: 1, 2 or 4 numbers a key
-  bool block_mask = false;     // a byte for each block of queries and keys
-  bool mask_map = false;       // there is a map of the tiles of a boolean mask: abi/tile_map.h
-  bool made_words = false;     // sm90: a launch before has made a bit of each pair that masks may hide; no other mask is on
-  bool score_program = false;  // a program changes scores
-  bool score_hides = false;    // it may make one -inf, which is hidden
-  bool mask_program = false;   // a program hides keys
-  Type kv_dtype = Type::float32;  // of 8-bit k and v; any other means dtype
-  bool kv_scales = false;         // they have scales
-  bool token_scales = false;      // of rows
-  bool latent = false;            // a key is its value, then head_dim - head_dim_v columns of K
-  bool narrow_queries = false;    // q is of kv_dtype, too
-  bool q_scales = false;          // and has scales
-  bool one_product = false;       // float32 on tensor cores: a product is one of 11 bits each, not three
+  int hidden_bounds = 0;               // hidden_rows: 1, 2 or 4 numbers a key
+  bool block_mask = false;             // a byte for each block of queries and keys
+  bool mask_map = false;               // there is a map of the tiles of a boolean mask: abi/tile_map.h
+  bool precomputed_mask_bits = false;  // sm90: an earlier launch has made a bit for each pair; no other mask is on
+  bool score_program = false;          // a program changes scores
+  bool score_hides = false;            // it may make one -inf, which is hidden
+  bool mask_program = false;           // a program hides keys
+  Type kv_dtype = Type::float32;       // of 8-bit k and v; any other means dtype
+  bool kv_scales = false;              // they have scales
+  bool token_scales = false;           // of rows
+  bool latent = false;                 // a key is its value, then head_dim - head_dim_v columns of K
+  bool narrow_queries = false;         // q is of kv_dtype, too
+  bool q_scales = false;               // and has scales
+  bool one_product = false;            // float32 on tensor cores: a product is one of 11 bits each, not three
 
   constexpr bool has_window() const { return window_left || window_right; }
   /// A score is more than the dot product times a constant, which softmax folds into its exponent.
@@ -53,10 +53,10 @@ struct Features {
   /// Masks that are data or a program: hidden rows, blocks, pairs that a program hides.
   constexpr bool has_mask_data() const { return hidden_bounds != 0 || block_mask || mask_program; }
   /// There is a map of tiles: abi/tile_map.h.
-  constexpr bool has_tile_map() const { return has_mask_data() || mask_map || made_words; }
+  constexpr bool has_tile_map() const { return has_mask_data() || mask_map || precomputed_mask_bits; }
   /// Keys may be hidden from some queries and not from others.
   constexpr bool hides_keys() const {
-    return has_window() || mask || left_padding || score_hides || has_mask_data() || made_words;
+    return has_window() || mask || left_padding || score_hides || has_mask_data() || precomputed_mask_bits;
   }
   /// Something is done to each score by itself: it is modified, hidden or dropped.
   constexpr bool touches_scores() const { return modifies_scores() || mask || dropout || has_tile_map(); }
@@ -165,10 +165,10 @@ struct BackwardConfig {
   bool dbias = false;
   bool dsink = false;
   bool bias_boxes = false;             // sm90: TMA brings the biases of a step with its queries
-  bool heads_in_turn = false;          // sm90: neighbouring tasks are of different heads
+  bool interleave_heads = false;       // sm90: neighbouring tasks are of different heads
   bool split_first = false;            // sm90: tasks may share the queries of each head's first tile of keys
   bool statistics_by_product = false;  // sm90: S and dP come out of their products less the rows' statistics
-  bool step_words = false;             // sm90: a launch before has made words of the tiles that masks show in part
+  bool mask_bits = false;              // sm90: a launch before has made words of the tiles that masks show in part
   BackwardLoop loop{};                 // sm90
 };
 

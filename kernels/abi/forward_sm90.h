@@ -63,7 +63,7 @@ constexpr ForwardSm90Registers forward_sm90_registers(const ForwardConfig& confi
   // Warps that make words of a mask need more than one that loads, one that follows a list more than one that counts.
   if (words == MaskWords::own) {
     registers.load = 88;
-  } else if (config.features.made_words) {
+  } else if (config.features.precomputed_mask_bits) {
     registers.load = 56;
   } else if (forward_sm90_is_crowded(config)) {
     registers.load = 24;
@@ -74,7 +74,7 @@ constexpr ForwardSm90Registers forward_sm90_registers(const ForwardConfig& confi
     registers.attend = 160 - registers.load;
   } else if (words == MaskWords::own) {
     registers.attend = 208;
-  } else if (config.features.made_words) {
+  } else if (config.features.precomputed_mask_bits) {
     registers.attend = warpgroups == 1 ? 200 : 224;
   } else if (warpgroups != 2) {
     registers.attend = warpgroups == 1 ? 216 : 160;

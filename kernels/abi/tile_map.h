@@ -70,8 +70,8 @@ constexpr long long map_row(bool packed, long long batch_idx, long long batches,
 }
 
 /// backward/sm90: the words of a tile, of each thread of a warpgroup one, and the blocks that share the tiles of a row
-/// (mask/step_words.cuh).
-constexpr int step_words_threads = 128, step_words_blocks = 4;
+/// (mask/mask_bits.cuh).
+constexpr int mask_bits_threads = 128, mask_bits_blocks = 4;
 
 // By columns, for backward: of each tile of keys a bit for every tile of queries that sees something of it, in
 // map_words(seq_q) words. Columns follow the rows in the same form, with queries and keys exchanged.

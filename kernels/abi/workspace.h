@@ -29,7 +29,7 @@ enum class BackwardSm90Region : int {
   dK = 5,          // sums
   dV = 6,          // sums
   order = 7,       // who may add next: backward/sm90/parts/ordered_sums.cuh
-  mask_words = 7,  // mask/step_words.cuh; where masks choose there is no order
+  mask_words = 7,  // mask/mask_bits.cuh; where masks choose there is no order
   parts = 8        // of statistics: backward/sm90/parts/statistics.cuh
 };
 

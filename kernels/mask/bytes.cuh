@@ -200,7 +200,7 @@ struct ByteRows {
     constexpr bool large = block_kv == 128;
     const int row = first + (large ? lane % 2 : lane / 2 % 2), which = large ? lane / 2 % 4 : lane % 2;
     const int row_tile = row_tile_of_words<block_q>(args, sequence.batch_idx, head_idx, first / block_q * block_q);
-    auto* const words = made_words<block_q, block_kv>(args, row_tile, key / block_kv) + row % block_q;
+    auto* const words = precomputed_mask_bits<block_q, block_kv>(args, row_tile, key / block_kv) + row % block_q;
     return &(*words)[which];
   }
 
@@ -266,7 +266,7 @@ __device__ __forceinline__ abi::TileWords make_all_words(const abi::AttentionArg
     if (block >= range.begin && block < range.end) {
       ptx::path<"mask/tile_map words of bytes">();
       const auto words = maker.words(maker.keys_at(block * block_kv), own, first);
-      ptx::store_global(made_words<block_q, block_kv>(args, row_tile, block) + (first - q_begin) + lane, words);
+      ptx::store_global(precomputed_mask_bits<block_q, block_kv>(args, row_tile, block) + (first - q_begin) + lane, words);
       const unsigned inside = block * block_kv + abi::mask_unit < sequence.rows_kv ? 3u : 1u;  // tiles that are there
       tiles = tiles_of<block_kv>(words);
       tiles.seen &= inside, tiles.full &= inside;

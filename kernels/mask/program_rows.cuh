@@ -156,7 +156,7 @@ struct ProgramRows {
       ptx::path<"mask/tile_map words of a program">();
       const int block = storage.tested[task / keys], which = task % keys;
       const auto key = program.key(tile::min(block * block_kv + lane * keys + which, sequence.visible_kv - 1));
-      auto* const to = made_words<block_q, block_kv>(args, row_tile, block);
+      auto* const to = precomputed_mask_bits<block_q, block_kv>(args, row_tile, block);
 #pragma unroll 1
       for (int group = 0; group < groups; ++group) ptx::store_global(&to[32 * group + lane][which], words_of(key, group));
     }

@@ -26,7 +26,7 @@ __device__ __forceinline__ int row_tile_of_words(const abi::AttentionArgs& args,
 
 /// Where the words of a block of keys are: those of the block_q rows one after another.
 template <int block_q, int block_kv>
-__device__ __forceinline__ Words<block_kv>* made_words(const abi::AttentionArgs& args, int row_tile, int block) {
+__device__ __forceinline__ Words<block_kv>* precomputed_mask_bits(const abi::AttentionArgs& args, int row_tile, int block) {
   const long long place = static_cast<long long>(row_tile) * tile::ceil_div(args.seq_kv, block_kv) + block;
   return tile::workspace<Words<block_kv>>(args, abi::ForwardSm90Region::mask_words) + place * block_q;
 }
@@ -219,7 +219,7 @@ __device__ __forceinline__ void make_words(const AttentionArgs& args, const tile
     if (!seen || full || block < range.begin || block >= range.end) continue;
     ptx::path<"mask/tile_map words">();
     const auto words = maker.words(maker.keys_at(block * block_kv), own, first);
-    ptx::store_global(made_words<block_q, block_kv>(args, row_tile, block) + (first - q_begin) + lane, words);
+    ptx::store_global(precomputed_mask_bits<block_q, block_kv>(args, row_tile, block) + (first - q_begin) + lane, words);
   }
 }
 

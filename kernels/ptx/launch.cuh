@@ -1,7 +1,7 @@
 #pragma once
 
 // Programmatic dependent launch (PTX ISA 9.7.13.13, griddepcontrol): a launch may begin before the previous one has ended
-// (Launch::begins_early). It does what does not depend on the previous launch, then waits for it.
+// (Launch::programmatic_launch). It does what does not depend on the previous launch, then waits for it.
 
 namespace flash_attention::ptx {
 

@@ -89,7 +89,7 @@ struct Visibility {
     return {keys_of(q_begin).begin, keys_of(min(q_end, len_q) - 1).end};
   }
   __device__ __forceinline__ KeyRange keys_of_all(int q_begin, int q_end) const {
-    if (features.mask || features.has_mask_data() || features.made_words || q_begin >= len_q) return {0, 0};
+    if (features.mask || features.has_mask_data() || features.precomputed_mask_bits || q_begin >= len_q) return {0, 0};
     return {keys_of(min(q_end, len_q) - 1).begin, keys_of(q_begin).end};
   }
 

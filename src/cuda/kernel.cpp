@@ -29,7 +29,7 @@ bool start(const Driver& cu, const Launch& launch, Function function, void* argu
     cluster.value.cluster[1] = cluster.value.cluster[2] = 1;
   }
   // The first one must wait for what the caller launched before: nothing there says when others may begin.
-  if (launch.begins_early && follows) {
+  if (launch.programmatic_launch && follows) {
     LaunchAttribute& early = attributes[config.num_attributes++];
     early.id = LaunchAttribute::programmatic_stream_serialization;
     early.value.allowed = 1;

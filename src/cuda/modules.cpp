@@ -21,7 +21,7 @@ struct Module {
 
 /// How SMs divide their memory is an attribute of a kernel: one that is launched both ways is loaded twice.
 using ModuleKey = std::pair<jit::KernelKey, bool>;
-ModuleKey module_key(const jit::KernelKey& key, const Launch& launch) { return {key, launch.much_shared}; }
+ModuleKey module_key(const jit::KernelKey& key, const Launch& launch) { return {key, launch.prefer_shared_carveout}; }
 
 struct Registry {
   std::mutex mutex;
@@ -94,7 +94,7 @@ Function load_function(const Driver& cu, const jit::KernelKey& key, const Launch
             "cuKernelSetAttribute(cluster size)");
     }
     // What the SMs divide otherwise they divide anew when the next launch wants it: microseconds in which they are idle.
-    if (launch.much_shared) {
+    if (launch.prefer_shared_carveout) {
       check(cu, cu.KernelSetAttribute(FunctionAttribute::preferred_shared_carveout, 100, module.function, device),
             "cuKernelSetAttribute(shared memory carve-out)");
     }

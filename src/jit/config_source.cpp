@@ -124,7 +124,7 @@ std::string to_source(const abi::Features& config) {
   MEMBER(hidden_bounds);
   MEMBER(block_mask);
   MEMBER(mask_map);
-  MEMBER(made_words);
+  MEMBER(precomputed_mask_bits);
   MEMBER(score_program);
   MEMBER(score_hides);
   MEMBER(mask_program);
@@ -206,10 +206,10 @@ std::string to_source(const abi::BackwardConfig& config) {
   MEMBER(dbias);
   MEMBER(dsink);
   MEMBER(bias_boxes);
-  MEMBER(heads_in_turn);
+  MEMBER(interleave_heads);
   MEMBER(split_first);
   MEMBER(statistics_by_product);
-  MEMBER(step_words);
+  MEMBER(mask_bits);
   if (config.loop != initial.loop) out.member("loop", to_source(config.loop));
   return out.done();
 }

@@ -24,21 +24,21 @@ void reserve_bounds(const Problem& p, Plan& plan) {
 }
 
 /// Behind the launch of the map, whose configuration `config` is: that of words for backward/sm90, where it reads them.
-void add_step_words(const Problem& p, abi::ForwardConfig config, Plan& plan) {
+void add_mask_bits(const Problem& p, abi::ForwardConfig config, Plan& plan) {
   const auto reads = [](const Launch& launch) {
     const auto* const reader = config_of<abi::BackwardConfig>(launch);
-    return reader != nullptr && reader->step_words;
+    return reader != nullptr && reader->mask_bits;
   };
   if (std::none_of(plan.launches.begin(), plan.launches.end(), reads)) return;
   reserve(plan, abi::BackwardSm90Region::mask_words, step_word_bytes(p));  // behind the map: kept with it
   plan.mask.launches = 2;
-  config.num_warps = 4 * abi::step_words_threads / 32;
-  Launch launch{.unit = "mask/step_words",
-                .entry = "mask_step_words",
+  config.num_warps = 4 * abi::mask_bits_threads / 32;
+  Launch launch{.unit = "mask/mask_bits",
+                .entry = "compute_mask_bits",
                 .config = launch_config(config),
                 .block = 32 * config.num_warps};
   const std::int64_t rows = (p.seq_q + abi::mask_unit - 1) / abi::mask_unit;
-  launch.grid[0] = static_cast<int>(abi::step_words_blocks * rows * map_heads(p) * map_batches(p));
+  launch.grid[0] = static_cast<int>(abi::mask_bits_blocks * rows * map_heads(p) * map_batches(p));
   plan.launches.insert(plan.launches.begin() + 1, std::move(launch));
 }
 
@@ -67,7 +67,7 @@ void add_map(const Problem& p, Plan& plan) {
     if (reader == nullptr || !reader->dynamic_scheduler) continue;
     config.dynamic_scheduler = true;  // it sets the counter to 0, which then needs no launch of its own
     plan.mask.zeroed_bytes = std::exchange(plan.zeroed_bytes, 0);
-    if (!reader->features.made_words) continue;
+    if (!reader->features.precomputed_mask_bits) continue;
     plan.mask.begin = static_cast<std::size_t>(offset_of(plan, abi::ForwardSm90Region::mask_words));
     config.block_q = reader->block_q, config.block_kv = reader->block_kv;  // of which it makes the words
     config.num_warps = warps = 16;
@@ -93,7 +93,7 @@ void add_map(const Problem& p, Plan& plan) {
   }
   launch.grid[0] = static_cast<int>(blocks * heads * batches);
   plan.launches.insert(plan.launches.begin(), std::move(launch));
-  add_step_words(p, config, plan);
+  add_mask_bits(p, config, plan);
 }
 
 }  // namespace

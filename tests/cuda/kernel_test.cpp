@@ -135,7 +135,7 @@ TEST_F(KernelTest, the_plans_bytes_of_the_workspace_are_zeroed_and_no_others) {
 
 TEST_F(KernelTest, a_prepared_mask_takes_the_place_of_the_first_launch) {
   Plan plan = plan_of("prepared");
-  for (Launch& launch : plan.launches) launch.begins_early = true;
+  for (Launch& launch : plan.launches) launch.programmatic_launch = true;
   plan.workspace_offsets[1] = 16, plan.workspace_offsets[8] = 512;
   plan.workspace_bytes = 1024;
   plan.mask = {.present = true, .begin = 512, .zeroed_bytes = 4};
@@ -187,7 +187,7 @@ TEST_F(KernelTest, a_kernel_that_sms_divide_their_memory_for_in_two_ways_is_load
   Plan plan = plan_of("divided");
   load_kernel(plan, gpu(0));
   const std::size_t loaded = cu.loaded.size();
-  for (Launch& launch : plan.launches) launch.much_shared = true;
+  for (Launch& launch : plan.launches) launch.prefer_shared_carveout = true;
   load_kernel(plan, gpu(0));
   EXPECT_EQ(cu.loaded.size(), 2 * loaded);
   EXPECT_EQ(cu.attributes.back().which, 9);

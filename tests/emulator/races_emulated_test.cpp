@@ -14,7 +14,7 @@ struct Race {
   std::string order;  // taken out, it is a race
   std::string body;
   std::string message;  // part of it
-  bool begins_early = false;
+  bool programmatic_launch = false;
 };
 
 const std::string address = "  const unsigned words = ptx::shared_address(shared.words);\n";
@@ -132,7 +132,7 @@ std::string error_under_race(const Race& race, const std::string& order, std::ui
                 .headers = race.headers,
                 .storage = "  alignas(16) int words[256];\n  alignas(8) unsigned long long unused;\n",
                 .body = body,
-                .shape = {.block = 64, .begins_early = race.begins_early},
+                .shape = {.block = 64, .programmatic_launch = race.programmatic_launch},
                 .input = Bytes(1024),
                 .expected = Bytes(1024)};
   if (body.find("barrier,") != std::string::npos || body.find("barrier)") != std::string::npos)

@@ -195,7 +195,7 @@ TEST(EmulatedSm90Programs, WordsOfAllHeads) {
     options.device = {DeviceKind::emulator, 0, 90};
     Problem described = problem;
     given.describe(described);
-    EXPECT_NE(explain(described, Pass::backward, options).find("mask/step_words"), std::string::npos);
+    EXPECT_NE(explain(described, Pass::backward, options).find("mask/mask_bits"), std::string::npos);
     const ProgramResults got = run_program(problem, given, options, 7, {"forward/sm90", "backward/sm90", 5});
     const ProgramResults expected = exact_program(problem, given, 7);
     expect_close(got, expected, 8e-3, text);

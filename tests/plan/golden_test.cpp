@@ -161,8 +161,8 @@ std::string describe(const Plan& plan) {
       << plan.mask.zeroed_bytes << "\ncpu        " << plan.cpu.heads_together << ' ' << plan.cpu.copies_keys << ' '
       << plan.cpu.packs_keys << ' ' << plan.cpu.cache_resident_bytes << '\n';
   for (const Launch& launch : plan.launches) {
-    out << "of launch  " << launch.entry << ": " << launch.min_blocks_per_sm << ' ' << launch.much_shared << ' '
-        << launch.begins_early << ' ' << launch.arguments;
+    out << "of launch  " << launch.entry << ": " << launch.min_blocks_per_sm << ' ' << launch.prefer_shared_carveout << ' '
+        << launch.programmatic_launch << ' ' << launch.arguments;
     if (!launch.prelude.empty()) out << ", program " << hex(hash_of(launch.prelude));
     out << '\n';
   }

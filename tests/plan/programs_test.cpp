@@ -91,8 +91,8 @@ TEST(Programs, TheMapOfTilesZeroesTheCounter) {
     EXPECT_NE(to_source(launch.config).find(".dynamic_scheduler = true"), std::string::npos) << launch.unit;
   EXPECT_EQ(plan.zeroed_bytes, 0u);
   EXPECT_GE(plan.workspace_bytes, sizeof(unsigned));
-  EXPECT_FALSE(plan.launches[0].begins_early);
-  EXPECT_TRUE(plan.launches[1].begins_early);
+  EXPECT_FALSE(plan.launches[0].programmatic_launch);
+  EXPECT_TRUE(plan.launches[1].programmatic_launch);
 }
 
 /// A prepared mask is kept elsewhere: the workspace ends where it began, with the counter and all that is no mask before
@@ -134,7 +134,7 @@ TEST(Programs, WordsAreMadeOnceWhereHeadsShareThem) {
   const auto makes_words = [](const Problem& p) {
     const Plan plan = make_plan(p, Pass::forward, hopper_gpu);
     EXPECT_EQ(plan.launches.size(), 2u);
-    const bool made = to_source(plan.launches[1].config).find(".made_words = true") != std::string::npos;
+    const bool made = to_source(plan.launches[1].config).find(".precomputed_mask_bits = true") != std::string::npos;
     EXPECT_EQ(made, to_source(plan.launches[0].config).find(".block_kv = ") != std::string::npos);
     EXPECT_EQ(made, plan.workspace_offsets[static_cast<std::size_t>(abi::ForwardSm90Region::mask_words)] != 0);
     return made;
@@ -158,10 +158,10 @@ TEST(Programs, WordsAreMadeOnceWhereHeadsShareThem) {
 TEST(Programs, WordsForBackwardAreMadeOnce) {
   const auto makes_words = [](const Problem& p) {
     const Plan plan = make_plan(p, Pass::backward, hopper_gpu);
-    const bool made = plan.launches[1].unit == "mask/step_words";
+    const bool made = plan.launches[1].unit == "mask/mask_bits";
     int readers = 0;
     for (const Launch& launch : plan.launches)
-      readers += to_source(launch.config).find(".step_words = true") != std::string::npos &&
+      readers += to_source(launch.config).find(".mask_bits = true") != std::string::npos &&
                  launch.unit == "backward/sm90/two_warpgroups";
     EXPECT_EQ(readers, made ? 1 : 0);
     return made;
@@ -182,7 +182,7 @@ TEST(Programs, WordsForBackwardAreMadeOnce) {
 TEST(Programs, WordsOfABooleanMaskAreMadeWithItsMap) {
   const auto made = [](const Problem& p) {
     const Plan plan = make_plan(p, Pass::forward, hopper_gpu);
-    return to_source(plan.launches.back().config).find(".made_words = true") != std::string::npos;
+    return to_source(plan.launches.back().config).find(".precomputed_mask_bits = true") != std::string::npos;
   };
   Problem p = of_size("", 1, 1, 8192);
   p.mask = {.present = true, .q_stride = 8192};

@@ -78,7 +78,7 @@ TEST(Sm90Backward, TakesHeadsInTurnWhereQueriesAreFew) {
   const auto in_turn = [](const Problem& p) {
     for (const Launch& launch : plan_of(p).launches) {
       const auto* config = plan::config_of<abi::BackwardConfig>(launch);
-      if (config != nullptr && config->heads_in_turn) return true;
+      if (config != nullptr && config->interleave_heads) return true;
     }
     return false;
   };
@@ -228,8 +228,8 @@ TEST(Sm90Backward, BeginsNoFirstLaunchEarly) {
       Problem p = grouped(8, head_dim, true);
       p.seq_q = p.seq_kv = seq;
       const Plan plan = plan_of(p);
-      EXPECT_FALSE(plan.launches.front().begins_early);
-      EXPECT_TRUE(plan.launches.size() == 1 || head_dim > 128 || plan.launches[1].begins_early);
+      EXPECT_FALSE(plan.launches.front().programmatic_launch);
+      EXPECT_TRUE(plan.launches.size() == 1 || head_dim > 128 || plan.launches[1].programmatic_launch);
     }
   }
 }
@@ -237,9 +237,11 @@ TEST(Sm90Backward, BeginsNoFirstLaunchEarly) {
 TEST(Sm90Backward, KeepsTheDivisionOfMemoryWhereLaunchesAreShort) {
   for (const std::int64_t head_dim : {64, 128, 256}) {
     Problem p = grouped(8, head_dim, true);
-    for (const Launch& launch : plan_of(p).launches) EXPECT_FALSE(launch.much_shared) << launch.entry;  // 134 MB and more
+    for (const Launch& launch : plan_of(p).launches) {  // 134 MB and more
+      EXPECT_FALSE(launch.prefer_shared_carveout) << launch.entry;
+    }
     p.batch = 1, p.seq_q = p.seq_kv = 197;
-    for (const Launch& launch : plan_of(p).launches) EXPECT_TRUE(launch.much_shared) << launch.entry;
+    for (const Launch& launch : plan_of(p).launches) EXPECT_TRUE(launch.prefer_shared_carveout) << launch.entry;
   }
 }
 

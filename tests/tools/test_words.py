@@ -11,6 +11,11 @@ SOURCES = {".cpp", ".cu", ".cuh", ".h", ".py"}
 
 # A name that was private to this project, and the field's.
 RETIRED = {
+    "much_shared": "prefer_shared_carveout",
+    "begins_early": "programmatic_launch",
+    "made_words": "precomputed_mask_bits",
+    "step_words": "mask_bits",
+    "heads_in_turn": "interleave_heads",
     "await_launch_before": "griddepcontrol_wait",
     "let_next_launch_begin": "griddepcontrol_launch_dependents",
     "registers_fresh": "hide_from_compiler",

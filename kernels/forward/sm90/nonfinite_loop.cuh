@@ -22,7 +22,8 @@ __device__ __forceinline__ void add_nonfinite(const Warpgroup<config>& wg, typen
                                               const ScoreMath<config>& math) {
   using S = Shape<config>;
   // What says that a row sees a key may be long: it stands here once, not at each column, and takes less to compile.
-  constexpr bool is_long = config.features.score_program || config.features.mask_program || config.features.made_words;
+  constexpr bool is_long =
+      config.features.score_program || config.features.mask_program || config.features.precomputed_mask_bits;
   const auto pair_of = [&](int key, int group) {
     const unsigned piece = V_smem + group / 8 * keys * 128 + key * 128 + (group % 8 ^ key % 8) * 16;
     return ptx::load_shared<unsigned>(piece + 2 * math.column);

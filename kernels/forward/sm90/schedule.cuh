@@ -125,7 +125,7 @@ __device__ __forceinline__ void list_blocks(const AttentionArgs& args, Tile& til
   const tile::TileMap<features> map(args, tile.sequence, tile.head_idx);
   tile.list.map_row = static_cast<unsigned>(map.rows - tile::workspace<TileWords>(args, SharedRegion::masks)) +
                       tile.q_begin / mask_unit * map.words;
-  if constexpr (features.made_words)
+  if constexpr (features.precomputed_mask_bits)
     tile.list.row_tile =
         mask::row_tile_of_words<config.block_q>(args, tile.sequence.batch_idx, tile.head_idx, tile.q_begin);
   BlockList<config> list(args, tile);

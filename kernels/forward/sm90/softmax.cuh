@@ -223,7 +223,7 @@ struct ScoreMath {
   __device__ __forceinline__ bool reaches_output(const AttentionArgs& args, const forward_sm90::Tile& tile, int q,
                                                  int key) const {
     bool result = score.visible(q, key);
-    if constexpr (features.made_words) result = result && is_in_words(args, tile, q, key);
+    if constexpr (features.precomputed_mask_bits) result = result && is_in_words(args, tile, q, key);
     if constexpr (features.score_program) result = result && score_of(args, tile, q, key) != -tile::infinity;
     if constexpr (features.dropout)
       result = result && tile::Dropout(args, tile.sequence.batch_idx, tile.head_idx).keeps(q, key);
@@ -238,7 +238,7 @@ struct ScoreMath {
       return true;
     constexpr int keys = Shape::block_kv / 32;  // of a bit's lane
     const auto* const row =
-        mask::made_words<Shape::block_q, Shape::block_kv>(args, tile.list.row_tile, key / Shape::block_kv) +
+        mask::precomputed_mask_bits<Shape::block_q, Shape::block_kv>(args, tile.list.row_tile, key / Shape::block_kv) +
         q % Shape::block_q;
     const int inside = key % Shape::block_kv;
     return ((*row)[inside % keys] >> inside / keys & 1) != 0;

@@ -178,11 +178,11 @@ __device__ __forceinline__ void sync_without_pingpong(const W& wg) {
 template <class W>
 __device__ __forceinline__ void load_words(W& wg, const ScoreMath<W::config>& math, typename W::SeenBlock at) {
   using S = typename W::S;
-  if constexpr (S::features.made_words) {
+  if constexpr (S::features.precomputed_mask_bits) {
     if (!at.masked()) return;
     ptx::path<"forward/sm90 words from memory">();
     const int row_tile = stored_tile(wg).list.row_tile;
-    const auto* const own = mask::made_words<S::block_q, S::block_kv>(wg.args, row_tile, at.block()) +
+    const auto* const own = mask::precomputed_mask_bits<S::block_q, S::block_kv>(wg.args, row_tile, at.block()) +
                             ptx::hide_from_compiler(math.row) % S::block_q;
 #pragma unroll
     for (int r = 0; r < 2; ++r) wg.words[r] = ptx::load_global(word_pair<W::config>(math, own + 8 * r));

@@ -41,7 +41,7 @@ class EmulatedKernel final : public Kernel {
     const std::size_t first = prepared ? static_cast<std::size_t>(plan.mask.launches) : 0;
     for (std::size_t i = first; i < modules_.size(); ++i) {
       LaunchShape shape = shape_of(plan.launches[i]);
-      shape.begins_early = plan.launches[i].begins_early && i > first;
+      shape.programmatic_launch = plan.launches[i].programmatic_launch && i > first;
       shape.workspace = options.workspace, shape.workspace_bytes = plan.workspace_bytes;
       run_grid(*modules_[i], shape, &args, {.seed = seed()});
     }

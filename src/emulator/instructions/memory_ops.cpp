@@ -38,7 +38,7 @@ void maybe_yield(Scheduler& scheduler) {
 void require_launch_before(const void* address, bool writes) {
   Scheduler& scheduler = Scheduler::current();
   const LaunchShape& shape = scheduler.shape();
-  if (!shape.begins_early || scheduler.races().has_awaited_launch(scheduler.running())) return;
+  if (!shape.programmatic_launch || scheduler.races().has_awaited_launch(scheduler.running())) return;
   const std::less<const void*> before;
   const void* end = static_cast<const char*>(shape.workspace) + shape.workspace_bytes;
   if (writes || (!before(address, shape.workspace) && before(address, end)))

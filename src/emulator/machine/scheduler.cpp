@@ -230,7 +230,7 @@ std::string Scheduler::finish() {
                  " bytes of shared memory";
     }
     const auto awaited = [&](const Thread& thread) { return races_.has_awaited_launch(thread); };
-    if (failure_.empty() && shape_.begins_early && !std::any_of(block.threads.begin(), block.threads.end(), awaited))
+    if (failure_.empty() && shape_.programmatic_launch && !std::any_of(block.threads.begin(), block.threads.end(), awaited))
       failure_ = "block " + to_string(block.index) + ": ended without griddepcontrol_wait";
     for (std::size_t i = 0; i < std::size(block.barriers) && failure_.empty(); ++i) {
       const NamedBarrier& barrier = block.barriers[i];

@@ -88,9 +88,9 @@ struct LaunchShape {
   int block = 1;
   int cluster = 1;
   int shared_bytes = 0;
-  int blocks_per_sm = 1;      // at least; the registers of an SM are divided among them
-  int block_height = 1;       // of a two-dimensional block: its threads are counted row by row
-  bool begins_early = false;  // before the launch before it has ended, which uses the same workspace
+  int blocks_per_sm = 1;             // at least; the registers of an SM are divided among them
+  int block_height = 1;              // of a two-dimensional block: its threads are counted row by row
+  bool programmatic_launch = false;  // before the launch before it has ended, which uses the same workspace
   const void* workspace = nullptr;
   std::size_t workspace_bytes = 0;
 };

@@ -33,11 +33,11 @@ bool has_backward_bias_boxes(const Problem& problem);
 /// makes the words, too, once for all. Returns the configuration of a kernel that reads them, which knows no mask by
 /// itself: all masks have it in common. Else `config`.
 abi::MaskWords choose_mask_words(const abi::ForwardConfig& config);
-bool has_made_words(const Problem& p, const abi::ForwardConfig& config);
-abi::ForwardConfig with_made_words(const Problem& problem, const abi::ForwardConfig& config, Plan& plan);
+bool has_precomputed_mask_bits(const Problem& p, const abi::ForwardConfig& config);
+abi::ForwardConfig with_precomputed_mask_bits(const Problem& problem, const abi::ForwardConfig& config, Plan& plan);
 /// The same for backward/sm90: a launch behind that of the map makes words of the tiles that it shows in part
-/// (kernels/mask/step_words.cuh).
-bool has_step_words(const Problem& problem, const abi::BackwardConfig& config);
+/// (kernels/mask/mask_bits.cuh).
+bool has_mask_bits(const Problem& problem, const abi::BackwardConfig& config);
 std::int64_t step_word_bytes(const Problem& problem);
 
 /// The tensor maps of forward/sm90 and of the rungs like it. kernels/abi/tensor_maps.h.

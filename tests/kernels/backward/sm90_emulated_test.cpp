@@ -94,8 +94,8 @@ std::vector<Case> summing_loops() {
       loop("sums_24_64", {.seq_q = 70, .seq_kv = 400, .heads_q = 2, .heads_kv = 2, .head_dim = 24, .head_dim_v = 64}),
       loop("sums_128_one_step", {.seq_q = 60, .seq_kv = 500, .heads_q = 1, .heads_kv = 1, .head_dim = 128}),
       // Few queries: neighbouring tasks are of different heads.
-      loop("sums_128_heads_in_turn", {.seq_q = 100, .seq_kv = 520, .heads_q = 3, .heads_kv = 3, .head_dim = 128}),
-      loop("sums_64_heads_in_turn", {.seq_q = 70, .seq_kv = 500, .heads_q = 4, .heads_kv = 2, .head_dim = 64}),
+      loop("sums_128_interleaved_heads", {.seq_q = 100, .seq_kv = 520, .heads_q = 3, .heads_kv = 3, .head_dim = 128}),
+      loop("sums_64_interleaved_heads", {.seq_q = 70, .seq_kv = 500, .heads_q = 4, .heads_kv = 2, .head_dim = 64}),
       // The heads of a group in six and in three tasks, dK and dV summed in memory (tests/plan/sm90_backward_test.cpp).
       loop("sums_64_gqa_split", {.seq_q = 200, .seq_kv = 300, .heads_q = 6, .heads_kv = 1, .head_dim = 64, .causal = true}),
       loop("sums_40_24_gqa_split",

@@ -72,7 +72,7 @@ struct alignas(8) Step {
   long long padded;      // first row in the padded layout of the workspace
   unsigned char hidden;  // bit w: nothing, warpgroup w
   unsigned char edge;    // bit w: not everything
-  unsigned char words;   // bit w: masks show a part, and there are words of it (step_words)
+  unsigned char words;   // bit w: masks show a part, and there are words of it (mask_bits)
   int key_tile;          // that accumulates into dQ
 
   template <BackwardConfig config>
@@ -82,7 +82,7 @@ struct alignas(8) Step {
     if constexpr (StepList<config>::present)
       found = task.list.of(head_idx - task.first_head_idx, q_begin / tile_rows, task.kv_begin);
     hidden = edge = 0;
-    if constexpr (config.step_words) words = 0;
+    if constexpr (config.mask_bits) words = 0;
     for (int w = 0; w < Shape<config>::warpgroups; ++w) {
       const int kv_begin = task.kv_begin + w * tile_rows;
       const bool seen = (found.seen >> w & 1) != 0, full = (found.full >> w & 1) != 0;
@@ -93,7 +93,7 @@ struct alignas(8) Step {
       if (!full || !score.template all_visible_but_by_map<tile_rows, tile_rows>(q_begin, kv_begin) ||
           (Shape<config>::next_sequence_rows && q_begin + tile_rows > score.len_q))
         edge |= 1 << w;
-      if constexpr (config.step_words) words |= (seen && !full) << w;
+      if constexpr (config.mask_bits) words |= (seen && !full) << w;
     }
   }
 };

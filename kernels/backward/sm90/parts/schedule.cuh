@@ -38,7 +38,7 @@ struct TaskOrder {
     constexpr int last_rows = 1 << 16, last_heads = Shape<config>::warpgroups == 2 ? 32 : last_rows;
     const bool imbalanced = config.features.has_window();
     constexpr bool simple = Shape<config>::ordered || (config.key_sums && Shape<config>::next_sequence_rows);
-    if constexpr (config.heads_in_turn) return {num_tiles, num_heads, num_heads, 0};
+    if constexpr (config.interleave_heads) return {num_tiles, num_heads, num_heads, 0};
     if (!imbalanced || simple) return {num_tiles, num_heads, 1, 0};
     // Few tasks: all by length. The longest of grouped heads has half of an SM's work, too much to come near the end.
     // Where the producer warp has registers for it: with options, or at 64, it spills.

@@ -8,7 +8,7 @@
 // column 8 (i / 4) + 2 (lane % 4) + i % 2.
 
 #include "backward/sm90/parts/shape.cuh"
-#include "mask/step_words.cuh"
+#include "mask/mask_bits.cuh"
 #include "ptx/matrix.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/registers.cuh"
@@ -94,7 +94,7 @@ struct ScoreMath {
   static constexpr bool by_votes = (features.mask || features.mask_program) && columns == tile_rows;
 
   /// Or a launch before has done so, and its bits are in words. Windows and lengths, and tiles without words, are ranges.
-  static constexpr bool by_words = config.step_words && rows == Rows::keys;
+  static constexpr bool by_words = config.mask_bits && rows == Rows::keys;
 
   /// words_of_tile: those of this one, or null.
   __device__ __forceinline__ void mark(Marks& marks, [[maybe_unused]] const unsigned* words_of_tile = nullptr) const {

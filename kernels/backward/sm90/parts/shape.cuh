@@ -117,7 +117,7 @@ struct Shape {
   // If some scores may be hidden, a key that is not finite must not be multiplied by their zeros. Tasks of few steps need
   // not look if none can be.
   static constexpr bool checks_keys =
-      !separate_dq && (!config.heads_in_turn || features.hides_keys() || features.dropout || features.packed ||
+      !separate_dq && (!config.interleave_heads || features.hides_keys() || features.dropout || features.packed ||
                        features.seqused_q || features.seqused_kv || features.key_lengths);
 
   // The only tile of keys of a head: its tasks do what prepare, convert and repair do elsewhere.

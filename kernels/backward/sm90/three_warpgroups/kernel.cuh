@@ -252,7 +252,7 @@ __device__ __forceinline__ void backward_sm90_three_warpgroups_kernel(const abi:
     load_and_send<config>(args, shared);
   } else {
     ptx::registers_increase<S::work_registers>();
-    if constexpr (config.step_words) ptx::griddepcontrol_wait();  // the words of the masks are ready
+    if constexpr (config.mask_bits) ptx::griddepcontrol_wait();  // the words of the masks are ready
     ThreeConsumer<config> consumer{{args, shared, warpgroup - 1, 0}};
     run_tasks(consumer);
   }

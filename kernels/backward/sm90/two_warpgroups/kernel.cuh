@@ -168,14 +168,14 @@ __device__ __forceinline__ void compute_operands(const Warpgroup<config>& wg, un
   if constexpr (config.bias_boxes) load_bias(wg, step, math.bias);
   release_biases<config>(shared, state.stage);
   const unsigned* words = nullptr;
-  if constexpr (config.step_words) {
-    if ((here.words >> wg.index & 1) != 0) words = mask::step_words(args, sequence.batch_idx, head_idx, q_begin, kv_begin);
+  if constexpr (config.mask_bits) {
+    if ((here.words >> wg.index & 1) != 0) words = mask::mask_bits(args, sequence.batch_idx, head_idx, q_begin, kv_begin);
   }
   math.mark(marks, words);
-  if constexpr (config.step_words && config.loop.overlap == Overlap::pairs) {  // it has no words, and is not skipped
+  if constexpr (config.mask_bits && config.loop.overlap == Overlap::pairs) {  // it has no words, and is not skipped
     if ((here.hidden >> wg.index & 1) != 0) marks.hidden[0] = 0xffffffffu;
   }
-  if (!config.step_words && wg.index == 0)
+  if (!config.mask_bits && wg.index == 0)
     Math::prefetch_mask(score, here.q_begin + 2 * tile_rows, wg.task().kv_begin, thread);
 
   ptx::wgmma_wait<serial_dP ? 0 : 1>();  // S is complete; dP may still run
@@ -385,7 +385,7 @@ __device__ __forceinline__ void backward_sm90_two_warpgroups_kernel(const abi::A
     load_and_send<config>(args, shared);
   } else {
     ptx::registers_increase<S::work_registers>();
-    if constexpr (config.step_words) ptx::griddepcontrol_wait();  // the words of the masks are ready
+    if constexpr (config.mask_bits) ptx::griddepcontrol_wait();  // the words of the masks are ready
     Consumer<config> consumer{{args, shared, warpgroup - 1, wg_thread()}};
     run_tasks(consumer.wg, consumer.sums);
   }

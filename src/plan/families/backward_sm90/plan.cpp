@@ -102,7 +102,7 @@ void add_column_launches(const Problem& p, const DeviceInfo& device, abi::Backwa
 /// What the kernels around the tiles are compiled for.
 LaunchConfig row_config(abi::BackwardConfig config) {
   config.features = row_features(config.features);
-  config.num_warps = 4, config.num_stages = 1, config.heads_in_turn = false;
+  config.num_warps = 4, config.num_stages = 1, config.interleave_heads = false;
   return launch_config(config);
 }
 
@@ -154,10 +154,10 @@ Plan lay_out_sm90_backward(const Problem& p, const DeviceInfo& device, bool whol
   plan.maps = maps_of(p);
   if (whole && !direct) plan.num_splits = num_gqa_splits(p, device, config);
   config.key_sums = plan.num_splits > 1;
-  config.heads_in_turn = takes_heads_in_turn(p, device, config);
+  config.interleave_heads = interleaves_heads(p, device, config);
   config.split_first = whole && splits_first(p, config);
   config.statistics_by_product = takes_statistics_by_product(p, config, whole);
-  config.step_words = whole && has_step_words(p, config);
+  config.mask_bits = whole && has_mask_bits(p, config);
 
   // dbias and dsink are made by kernels of other families, which take delta in the layout of lse.
   const bool portable_parts = p.bias.present || p.sink || p.program_gradients != 0;
@@ -209,7 +209,7 @@ Plan lay_out_sm90_backward(const Problem& p, const DeviceInfo& device, bool whol
                 .config = source,
                 .block = config.num_warps * 32,
                 .shared_bytes = abi::backward_sm90_shared_bytes(config),
-                .begins_early = !direct},
+                .programmatic_launch = !direct},
                std::min<std::int64_t>(key_tiles, device.num_sms));
   }
   if (separate_dq && !is_split_by_columns(p)) {
@@ -249,7 +249,7 @@ Plan lay_out_sm90_backward(const Problem& p, const DeviceInfo& device, bool whol
                 .block = 32 * repair_warps},
                repair_blocks(p, device) + (first_parts > 1 ? first_keys / tile_rows : 0) + (together ? row_tiles : 0));
   }
-  for (Launch& launch : plan.launches) launch.much_shared = are_launches_short(p, device);
+  for (Launch& launch : plan.launches) launch.prefer_shared_carveout = are_launches_short(p, device);
   if (portable_parts) {
     add_delta_launch(p, plan);
     add_sm80_bias_launch(p, device, plan);

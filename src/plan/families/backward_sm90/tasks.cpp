@@ -36,7 +36,7 @@ int num_gqa_splits(const Problem& p, const DeviceInfo& device, const abi::Backwa
   return pays ? std::max(needed, static_cast<int>(group / 2)) : needed;
 }
 
-bool takes_heads_in_turn(const Problem& p, const DeviceInfo& device, const abi::BackwardConfig& config) {
+bool interleaves_heads(const Problem& p, const DeviceInfo& device, const abi::BackwardConfig& config) {
   const std::int64_t row_bytes = 6 * p.head_dim + 2 * p.head_dim_v;  // of Q and its sums, and of dO
   return config.dq_mode == abi::DqMode::atomic && p.window_left < 0 && p.window_right < 0 && !chooses_steps(p) &&
          !p.packed && 4 * p.seq_q <= p.seq_kv && 2 * p.total_q * p.heads_q * row_bytes <= device.l2_bytes;

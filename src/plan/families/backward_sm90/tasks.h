@@ -16,7 +16,7 @@ int num_gqa_splits(const Problem& problem, const DeviceInfo& device, const abi::
 
 /// Whether neighbouring tasks had better be of different heads. Many tiles of keys on few queries would else add to the
 /// same sums of dQ at the same time; all queries must stay in L2.
-bool takes_heads_in_turn(const Problem& problem, const DeviceInfo& device, const abi::BackwardConfig& config);
+bool interleaves_heads(const Problem& problem, const DeviceInfo& device, const abi::BackwardConfig& config);
 
 /// Whether tasks may share the queries of each head's first tile of keys. Masks often show the first keys to all queries
 /// (sinks, prefixes, instructions) and others to few: such a tile would work on when all others are done. Whatever the

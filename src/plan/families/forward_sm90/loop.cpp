@@ -11,7 +11,7 @@ bool is_wide(const abi::ForwardConfig& config) { return abi::forward_sm90_is_wid
 bool has_left_edge(const abi::Features& f) { return f.window_left || f.left_padding; }
 
 /// The kernel reads words of masks and does nothing else to scores.
-bool reads_words_alone(const abi::Features& f) { return f.made_words && !f.modifies_scores() && !f.dropout; }
+bool reads_words_alone(const abi::Features& f) { return f.precomputed_mask_bits && !f.modifies_scores() && !f.dropout; }
 
 /// Q stays in registers where all of it finds room in addition to S, P and O: read from shared memory for every block it
 /// would be a quarter of what the products read, and they nearly use up what shared memory gives.
@@ -57,10 +57,10 @@ abi::MaskWords choose_mask_words(const abi::ForwardConfig& config) {
   const abi::Features& f = config.features;
   const bool spills = f.softcap && f.bias && f.alibi && f.dropout;  // with words, 8 bytes at head_dim 128
   const bool from_rows = f.hidden_bounds == 1 || f.hidden_bounds == 4;
-  const bool rows = config.block_q == 128 || (config.block_q == 64 && f.made_words);  // one warpgroup makes none
-  if (!(f.mask_program || f.mask_map || f.made_words || from_rows) || !rows || is_wide(config) || spills)
+  const bool rows = config.block_q == 128 || (config.block_q == 64 && f.precomputed_mask_bits);  // one warpgroup makes none
+  if (!(f.mask_program || f.mask_map || f.precomputed_mask_bits || from_rows) || !rows || is_wide(config) || spills)
     return abi::MaskWords::none;
-  return f.made_words ? abi::MaskWords::given : abi::MaskWords::own;
+  return f.precomputed_mask_bits ? abi::MaskWords::given : abi::MaskWords::own;
 }
 
 abi::ForwardLoop choose_loop(const abi::ForwardConfig& given) {

@@ -167,7 +167,8 @@ Sm90Tile choose_tile(const Problem& p, const DeviceInfo& device) {
     return {block_q, abi::forward_sm90_wide_keys, asked_config(p, device, {64, abi::forward_sm90_wide_keys}).num_stages};
   }
   const Sm90Tile small{64, 64};
-  if (sees_few_tiles(p) && has_made_words(p, asked_config(p, device, {small.block_q, small.block_kv}))) return small;
+  if (sees_few_tiles(p) && has_precomputed_mask_bits(p, asked_config(p, device, {small.block_q, small.block_kv})))
+    return small;
   return choose_sm90_tile(p, device);
 }
 
@@ -219,7 +220,7 @@ void add_merge_launch(const Problem& p, Plan& plan) {
               .entry = "forward_sm90_merge",
               .config = launch_config(config),
               .block = config.num_warps * 32,
-              .begins_early = true},
+              .programmatic_launch = true},
              (warps + config.num_warps - 1) / config.num_warps);
 }
 
@@ -247,7 +248,7 @@ Plan lay_out_forward(const Problem& p, const DeviceInfo& device, const Sm90Tile&
   // How long the row tiles of a program or a boolean mask are is in no plan: they are taken by the counter, too, however
   // many there are, so that a program is compiled once for all sizes.
   const std::int64_t all_tiles = row_tiles * p.heads_q * p.batch, sms = device.num_sms;
-  const bool unknown = config.loop.mask_words != abi::MaskWords::none || has_made_words(p, config);
+  const bool unknown = config.loop.mask_words != abi::MaskWords::none || has_precomputed_mask_bits(p, config);
   const int blocks_per_sm = abi::forward_sm90_blocks_per_sm(config);
   const int cluster = abi::forward_sm90_cluster(config.head_dim, config.head_dim_v, config.block_q);
   // No pairs where each tile has an SM, and of two row tiles where all run at once, or where the second is short and blocks
@@ -265,7 +266,7 @@ Plan lay_out_forward(const Problem& p, const DeviceInfo& device, const Sm90Tile&
   const std::int64_t units = (config.pair_tiles ? (row_tiles + 1) / 2 : row_tiles) * p.heads_q * p.batch * tile.num_splits;
   if (dynamic_scheduler) plan.workspace_bytes = 256, plan.zeroed_bytes = sizeof(unsigned);
   if (splits) reserve_parts(p, tile.num_splits, plan);
-  config = with_made_words(p, config, plan);
+  config = with_precomputed_mask_bits(p, config, plan);
   config.loop = choose_loop(config);
   add_launch(plan,
              {.unit = "forward/sm90",
@@ -275,7 +276,7 @@ Plan lay_out_forward(const Problem& p, const DeviceInfo& device, const Sm90Tile&
               .cluster = cluster,
               .shared_bytes = abi::forward_sm90_layout(config).shared_bytes,
               .min_blocks_per_sm = blocks_per_sm,
-              .begins_early = masked},
+              .programmatic_launch = masked},
              std::min<std::int64_t>(units, std::max(blocks_per_sm * device.num_sms / cluster, 1)) * cluster);
   if (splits) add_merge_launch(p, plan);
   return plan;

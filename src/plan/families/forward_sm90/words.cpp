@@ -28,7 +28,7 @@ std::int64_t word_bytes(const Problem& p, const abi::ForwardConfig& config) {
 /// The kernel that reads the words: it knows no mask by itself.
 abi::ForwardConfig reader_of(abi::ForwardConfig config) {
   abi::Features& features = config.features;
-  features.made_words = true;
+  features.precomputed_mask_bits = true;
   features.hidden_bounds = 0;
   features.mask = features.mask_map = features.block_mask = features.mask_program = false;
   config.loop.mask_words = choose_mask_words(config);
@@ -39,17 +39,17 @@ abi::ForwardConfig reader_of(abi::ForwardConfig config) {
 
 std::int64_t step_word_bytes(const Problem& p) {
   const auto tiles = [](std::int64_t rows) { return (rows + abi::mask_unit - 1) / abi::mask_unit; };
-  return map_heads(p) * map_batches(p) * tiles(p.seq_q) * tiles(p.seq_kv) * abi::step_words_threads * 4;
+  return map_heads(p) * map_batches(p) * tiles(p.seq_q) * tiles(p.seq_kv) * abi::mask_bits_threads * 4;
 }
 
-bool has_step_words(const Problem& p, const abi::BackwardConfig& config) {
+bool has_mask_bits(const Problem& p, const abi::BackwardConfig& config) {
   const bool two_warpgroups = config.block_kv == 2 * abi::mask_unit && config.num_warps == 12;
   if (!two_warpgroups || config.dq_mode != abi::DqMode::atomic || p.packed) return false;
   const bool asked = p.mask.present || program_traits(p).visible;
   return asked && are_worth_making(p) && step_word_bytes(p) <= most_word_bytes(p);
 }
 
-bool has_made_words(const Problem& p, const abi::ForwardConfig& config) {
+bool has_precomputed_mask_bits(const Problem& p, const abi::ForwardConfig& config) {
   // Those of a boolean mask are made for all rows and keys that there are, whatever a sequence uses of them.
   const bool lengths = p.packed || (has_lengths(p) && (!p.mask.present || program_traits(p).visible));
   abi::ForwardConfig itself = config;
@@ -58,8 +58,8 @@ bool has_made_words(const Problem& p, const abi::ForwardConfig& config) {
          choose_mask_words(reader_of(config)) != abi::MaskWords::none && word_bytes(p, config) <= most_word_bytes(p);
 }
 
-abi::ForwardConfig with_made_words(const Problem& p, const abi::ForwardConfig& config, Plan& plan) {
-  if (!has_made_words(p, config)) return config;
+abi::ForwardConfig with_precomputed_mask_bits(const Problem& p, const abi::ForwardConfig& config, Plan& plan) {
+  if (!has_precomputed_mask_bits(p, config)) return config;
   reserve(plan, abi::ForwardSm90Region::mask_words, word_bytes(p, config));
   return reader_of(config);
 }
