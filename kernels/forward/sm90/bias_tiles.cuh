@@ -1,20 +1,20 @@
 #pragma once
 
-// Biases by TMA: the producer copies a tile of 64 queries for each warpgroup with every block of keys, and the warps read
-// theirs from shared memory, 16 x 16 at a time and in the order of the scores. Loads by each thread would take half a
-// sector from each of eight rows.
+// Biases through shared memory. With every KV block, the producer loads a tile of biases of 64 queries for each warpgroup
+// with TMA. The warps read them 16 x 16 at a time with ldmatrix, in the layout of the scores. Direct loads by each thread
+// would use half a sector of each of eight rows.
 
 #include "forward/sm90/softmax.cuh"
 #include "ptx/tma.cuh"
 
 namespace flash_attention::forward_sm90 {
 
-/// TMA takes addresses that are multiples of 16. The warps copy tiles of others by themselves.
+/// TMA needs addresses that are multiples of 16. If they are not, the warps copy the tiles themselves.
 __device__ __forceinline__ bool has_bias_boxes(const AttentionArgs& args) {
   return reinterpret_cast<unsigned long long>(args.bias.data) % 16 == 0;
 }
 
-/// By one thread, before init_barriers.
+/// Called by one thread, before init_barriers.
 template <typename Storage>
 __device__ __forceinline__ void init_bias_barriers(Storage& shared) {
   if constexpr (Storage::S::bias_stages > 0) {
@@ -27,7 +27,7 @@ __device__ __forceinline__ void init_bias_barriers(Storage& shared) {
   }
 }
 
-/// Of the producer.
+/// The producer's loads.
 template <ForwardConfig config>
 struct BiasBoxes {
   using S = Shape<config>;
@@ -43,7 +43,7 @@ struct BiasBoxes {
       const int batch_idx = args.bias.batch_stride != 0 ? tile.sequence.batch_idx : 0;
 #pragma unroll 1
       for (int w = 0; w < S::warpgroups; ++w) {
-        ptx::mbarrier_wait(shared.bias_empty[next.stage][w], next.phase ^ 1);  // all its warps have read what was there
+        ptx::mbarrier_wait(shared.bias_empty[next.stage][w], next.phase ^ 1);  // all its warps have read the previous tile
         ptx::mbarrier_arrive_expect_tx(shared.bias_full[next.stage][w], S::bias_bytes);
 #pragma unroll
         for (int c = 0; c < S::block_kv / S::bias_keys; ++c) {
@@ -56,14 +56,14 @@ struct BiasBoxes {
   }
 };
 
-/// Where 16 bytes of a row of a chunk are: swizzled, by the row where one has 128 bytes, by two where it has 64.
+/// The place of 16 bytes of a row of a chunk. It is swizzled by the row; if a row has 64 bytes, by pairs of rows.
 template <ForwardConfig config>
 __device__ __forceinline__ unsigned bias_piece(int row, int piece) {
   constexpr int pieces = Shape<config>::bias_keys / 8;
   return row * pieces * 16 + (piece ^ (pieces == 8 ? row % 8 : row / 2 % 4)) * 16;
 }
 
-/// Without TMA: a warp's 16 rows, by itself.
+/// Without TMA: a warp copies its own 16 rows.
 template <ForwardConfig config>
 __device__ __forceinline__ void copy_biases(const ScoreMath<config>& math, unsigned smem, int warp, int lane,
                                             int kv_begin) {
@@ -80,10 +80,10 @@ __device__ __forceinline__ void copy_biases(const ScoreMath<config>& math, unsig
     ptx::store_shared(
         smem + chunk * wg_rows * S::bias_keys * 2 + bias_piece<config>(warp * 16 + row, inside / 8) + inside % 8 * 2, bits);
   }
-  __syncwarp();  // all of them before one is read
+  __syncwarp();  // all have been written before one is read
 }
 
-/// The biases of a warpgroup's n-th block have landed: math knows where. all: its registers hold them.
+/// Waits for the biases of a warpgroup's n-th block and sets their address in `math`. all: also loads them to registers.
 template <ForwardConfig config, typename Warpgroup>
 __device__ __forceinline__ void take_biases(const Warpgroup& wg, const ScoreMath<config>& math, unsigned n, int kv_begin,
                                             bool all) {
@@ -97,12 +97,12 @@ __device__ __forceinline__ void take_biases(const Warpgroup& wg, const ScoreMath
     } else {
       copy_biases(math, smem, warp, lane, kv_begin);
     }
-    // ldmatrix: of 16 x 16 biases rows 0 to 7 and 8 to 15 of the first eight keys, then of the others.
+    // ldmatrix of 16 x 16 biases: rows 0 to 7 and 8 to 15 of the first eight keys, then of the other eight.
     math.bias_smem = smem + bias_piece<config>(warp * 16 + lane % 16, lane / 16);
     if (all) math.read_biases();
   }
 }
-/// They have been read.
+/// Releases the biases: they have been read.
 template <typename Warpgroup>
 __device__ __forceinline__ void release_biases(const Warpgroup& wg, unsigned n) {
   using S = typename Warpgroup::S;

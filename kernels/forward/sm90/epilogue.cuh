@@ -20,19 +20,19 @@ struct Epilogue {
   const int warpgroup;
   const unsigned thread;
 
-  /// The addresses that follow from `thread` are computed here, not kept in registers while the tile is attended to.
+  /// Reads the thread index again, so that addresses computed from it do not occupy registers during the main loop.
   __device__ __forceinline__ explicit Epilogue(const Warpgroup<config>& wg)
       : args(wg.args),
         shared(wg.shared),
         warpgroup(wg.warpgroup),
         thread(static_cast<unsigned>(ptx::hide_from_compiler(wg.thread))) {}
 
-  /// Returns whether the tile must be done again by the next attempt (see Attempt).
+  /// Returns whether the next attempt must repeat the tile (see Attempt).
   __device__ __forceinline__ bool finish(const Tile& tile, bool visited_interior, Output<config>& out) const {
     auto& [O, rows] = out;
     const ScoreMath<config> math(args, tile, tile.q_begin + S::row_group(warpgroup) * wg_rows + thread / 32 * 16,
                                  thread % 32);
-    float sum[2] = {rows.sum[0], rows.sum[1]};  // four threads hold a row
+    float sum[2] = {rows.sum[0], rows.sum[1]};  // four threads share a row
 #pragma unroll
     for (int lanes = 1; lanes <= 2; ++lanes) {
 #pragma unroll
@@ -43,7 +43,7 @@ struct Epilogue {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       used[r] = math.row + 8 * r < math.score.len_q;
-      empty[r] = rows.max[r] == -tile::infinity && sum[r] == 0.0f && !visited_interior;  // scores may all be NaN
+      empty[r] = rows.max[r] == -tile::infinity && sum[r] == 0.0f && !visited_interior;  // not empty if all scores were NaN
       maximum[r] = ScoreMath<config>::finite(rows.max[r]) * math.exponent_scale;         // in powers of 2
       float denominator = sum[r];
       if constexpr (features.sink) denominator += ptx::exp2(args.sink[tile.head_idx] * tile::log2_e - maximum[r]);
@@ -51,14 +51,14 @@ struct Epilogue {
       factor[r] = used[r] && !empty[r] ? keep_scale * ptx::reciprocal(denominator) : 0.0f;
     }
 
-    float poison[2] = {0, 0};  // NaN once an output of the row is not finite
+    float poison[2] = {0, 0};  // becomes NaN if any output of the row is not finite
 #pragma unroll
     for (int i = 0; i < S::width_v / 2; ++i) {
       const int r = i / 2 % 2;
       const float scaled = O[i] * factor[r];
       poison[r] = ptx::fma(scaled, 0.0f, poison[r]);
       if constexpr (!config.split_keys) O[i] = scaled;
-      if constexpr (features.seqused_q) O[i] = used[r] && !empty[r] ? O[i] : 0.0f;  // unused rows are 0 whatever was there
+      if constexpr (features.seqused_q) O[i] = used[r] && !empty[r] ? O[i] : 0.0f;  // even if they hold NaN
     }
     const auto write_lse = [&] {
       if (args.lse != nullptr && thread % 4 == 0 && S::first_chunk(warpgroup) == 0) {
@@ -80,7 +80,7 @@ struct Epilogue {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const bool sound = empty[r] || (sum[r] >= 0.5f && sum[r] < highest_sum && !math.is_large(maximum[r]));
-      const bool finite_sum = sum[r] < tile::infinity;  // a NaN among the scores makes the whole row NaN, rightly
+      const bool finite_sum = sum[r] < tile::infinity;  // if not, a score was NaN, and the row is rightly NaN
       retry = retry || (used[r] && ((tile.attempt == Attempt::fixed_max && !sound) ||
                                     (tile.attempt != Attempt::nonfinite_safe && finite_sum && poison[r] != 0.0f)));
     }
@@ -90,28 +90,28 @@ struct Epilogue {
   __device__ __forceinline__ float lse_of(const Tile& tile, float maximum, float sum, bool empty) const {
     const float lse = empty ? -tile::infinity : (maximum + ptx::log2(sum)) * tile::ln_2;
     if constexpr (!features.sink) return lse;
-    if (lse != lse) return lse;  // the comparison below would lose it
-    // The larger of the two logarithms is taken out, so that neither can overflow.
+    if (lse != lse) return lse;  // the comparison below would drop a NaN
+    // The larger of the two logarithms is factored out, so that neither exponential can overflow.
     const float sink = args.sink[tile.head_idx];
     const float larger = ptx::max(lse, sink), difference = ptx::min(lse, sink) - larger;
     return larger == -tile::infinity ? larger
                                      : larger + ptx::log2(1.0f + ptx::exp2(difference * tile::log2_e)) * tile::ln_2;
   }
 
-  /// A row sum below this bounds every probability of the row by what P's type can hold; but where they are scaled, which
-  /// tells by itself.
+  /// If the row sum is below this limit, no probability of the row exceeds the range of P's type. If P is scaled (P_scale),
+  /// an overflow makes O infinite instead, and is detected there.
   static constexpr float highest_sum =
       S::type == Type::float16 && ScoreMath<config>::P_scale == 1.0f ? 65504.0f : 1099511627776.0f;  // the largest, 2^40
 
-  /// O in 16 bits to the warpgroup's buffer, from there by TMA. The store is waited for when the buffer is needed again:
-  /// if there is room for half of O only, that is at once, and there is time to do something else.
+  /// Writes O in 16 bits to the warpgroup's buffer and stores it with TMA. It waits for the store only when the buffer is
+  /// needed again. If the buffer holds half of O, that is at once; meanwhile() runs in that gap.
   template <typename Meanwhile>
   __device__ __forceinline__ void store(const Tile& tile, const float (&O)[S::width_v / 2],
                                         const Meanwhile& meanwhile) const {
     const int first_row = tile.q_begin + S::row_group(warpgroup) * wg_rows;
     const int first_chunk = S::first_chunk(warpgroup);
     const int rows = tile.sequence.rows_q - first_row;
-    // stmatrix stores 16 x 16: a lane gives the address of row lane % 16, columns 8 (lane / 16) on.
+    // stmatrix stores 16 x 16 elements: a lane provides the address of row lane % 16, from column 8 (lane / 16) on.
     const unsigned row = thread / 32 * 16 + thread % 16;
     const unsigned place = row * 128 + (thread / 16 % 2 ^ row % 8) * 16;  // of the first 16 columns
 #pragma unroll
@@ -130,7 +130,7 @@ struct Epilogue {
       ptx::barrier_sync(barrier_warpgroup + warpgroup, wg_threads);  // by the whole warpgroup
       if (features.packed && rows < wg_rows) {
         ptx::path<"forward/sm90 end of a packed sequence">();
-        copy_rows(tile, begin, rows);  // TMA would write into the next sequence
+        copy_rows(tile, begin, rows);  // a box of TMA would overwrite rows of the next sequence
       } else if (thread == 0 && rows > 0) {
 #pragma unroll
         for (int c = begin; c < tile::min(begin + S::o_chunks, S::chunks_v); ++c) {
@@ -145,14 +145,14 @@ struct Epilogue {
     }
   }
 
-  /// The rows of this part, normalised by their own sums, as they are in registers; and those sums with their references.
-  /// By stmatrix, which moves 32 bits as well: with other stores the accumulators spill.
+  /// Stores this part of the rows, normalised by their sums and in the layout of the registers; then the sums and their
+  /// references. It uses stmatrix, which can also move 32-bit words: with other stores the accumulators spill.
   __device__ __forceinline__ void store_part(const Tile& tile, const Output<config>& out, const float (&sum)[2],
                                              const bool (&empty)[2], const float (&factor)[2]) const {
     const SplitParts<config> parts(args);
     const int head_of_batch = tile.sequence.batch_idx * args.heads_q + tile.head_idx;
     const int first_row = tile.q_begin + warpgroup * wg_rows;
-    constexpr int registers = 16 * S::o_chunks;  // of a thread, for which the buffer has room
+    constexpr int registers = 16 * S::o_chunks;  // of a thread, that fit in the buffer
     auto* const buffer = reinterpret_cast<unsigned char*>(shared.O[warpgroup]);
 #pragma unroll
     for (int begin = 0; begin < S::width_v / 2; begin += registers) {
@@ -183,7 +183,7 @@ struct Epilogue {
     }
   }
 
-  /// Rows of the buffer by ordinary stores, 16 bytes each.
+  /// Copies rows of the buffer to global memory with ordinary stores of 16 bytes.
   __device__ __forceinline__ void copy_rows(const Tile& tile, int chunk_begin, int rows) const {
     using Element = typename S::Element;
     constexpr int pieces = S::o_chunks * 8;  // of a row

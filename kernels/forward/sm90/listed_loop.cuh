@@ -1,8 +1,8 @@
 #pragma once
 
-// The loop of a warpgroup of forward/sm90 if masks choose the blocks of a tile (Shape::listed). The producer warp says with
-// each K which block it is, what of it each warpgroup sees, and whether it is the last. Full blocks and tested ones come in
-// any order.
+// The loop of a consumer warpgroup of forward/sm90 if masks choose the KV blocks of a tile (Shape::listed). The producer
+// publishes with each K which block it is, which warpgroups see it, and whether it is the last. Full and tested blocks come
+// in any order.
 //
 //     for each block that comes, until the last:
 //       not seen by this warpgroup:    O += P V of the block before, in its turn           skip_listed
@@ -26,20 +26,20 @@ __device__ __forceinline__ void find_listed(TileWork<W>& work, const ScoreMath<W
   load_words(work.wg, math, work.at);
 }
 
-/// The first block that the warpgroup sees.
+/// Processes the first block that the warpgroup sees.
 template <class W>
 __device__ __forceinline__ void begin_listed(TileWork<W>& work, const Tile& tile, const ScoreMath<W::config>& math) {
   using S = typename W::S;
   first_block(work, tile, math, work.at.block(), {}, [&](int block, float(&rescale)[2]) {
     softmax_edge(work.wg, math, block, work.scores, work.out.rows, rescale, work.at);
-    if (S::skips_listed && work.accumulate) rescale_output(work.out.O, rescale);  // after blocks that were skipped
+    if (S::skips_listed && work.accumulate) rescale_output(work.out.O, rescale);  // after skipped blocks
     work.visited_interior = work.visited_interior || !work.at.tested();
     work.has_output = true;
   });
 }
 
-/// A row that has seen nothing yet takes 0 as its reference from the first full block on; a later maximum rescales it.
-/// Tested blocks need not raise it either once all rows of the warp have seen something.
+/// A row that has seen no key uses 0 as its reference from the first full block on; a later maximum rescales it. Once all
+/// rows of a warp have seen a key, tested blocks do not raise the maximum either.
 template <class W>
 __device__ __forceinline__ void softmax_listed(TileWork<W>& work, const ScoreMath<W::config>& math, int block,
                                                float (&rescale)[2]) {
@@ -71,24 +71,24 @@ __device__ __forceinline__ void visit_listed(TileWork<W>& work, const Tile& tile
   });
 }
 
-/// A block that this warpgroup does not see. The output of the block before is computed in the turn of this one, in one
-/// branch: else all products are serialised.
+/// A block that this warpgroup does not see. If there is an output to compute, it is issued in this block's turn. All of it
+/// is in one branch; otherwise ptxas serialises all products.
 template <class W>
 __device__ __forceinline__ void skip_listed(TileWork<W>& work) {
   const PipelineState<W::S::stages> v(work.wg.num_blocks - 1);
   skip_block(work.wg, [&] {
     if (!work.has_output) return;
-    ptx::mbarrier_wait(work.wg.shared.V_full[v.stage], v.phase);  // V of the block before has landed
+    ptx::mbarrier_wait(work.wg.shared.V_full[v.stage], v.phase);  // V of the previous block has landed
     issue_output(work.wg, work.out.O, work.P, v.stage, work.accumulate);
-    ptx::wgmma_wait<0>();  // O and P are ours again
+    ptx::wgmma_wait<0>();  // O and P may be read and written again
     ptx::wgmma_pin(work.out.O);
     release(work.wg, work.wg.shared.V_empty[v.stage]);
     work.has_output = false, work.accumulate = true;
   });
 }
 
-/// A tile in Attempt::fixed_max or Attempt::online_max whose blocks come from a work. Every warpgroup has a turn for each,
-/// and one for the end.
+/// The loop over a tile whose blocks are listed, in Attempt::fixed_max or Attempt::online_max. In the ping-pong every
+/// warpgroup has a turn for each block, and one for the last output.
 template <class W>
 __device__ __forceinline__ void attend_listed(TileWork<W>& work, const Tile& tile, const ScoreMath<W::config>& math) {
   using S = typename W::S;
@@ -120,7 +120,7 @@ __device__ __forceinline__ void attend_listed(TileWork<W>& work, const Tile& til
   pingpong_wait(work.wg);
   pingpong_signal(work.wg);
 #pragma unroll
-  for (float& x : work.out.O) x = work.accumulate ? x : 0.0f;  // nothing was seen
+  for (float& x : work.out.O) x = work.accumulate ? x : 0.0f;  // zeros if no block was seen
 }
 
 }  // namespace flash_attention::forward_sm90

@@ -1,7 +1,7 @@
 #pragma once
 
-// The scores of an edge block, and what hidden rows, a block mask and a mask program hide of it. Both rows of a thread ask
-// for the same keys, so each key's numbers are read once.
+// Hides scores of an edge block by mask data and mask programs. Both rows of a thread have the same keys, so the numbers of
+// a key are read once.
 
 #include "forward/sm90/schedule.cuh"
 #include "forward/sm90/softmax.cuh"
@@ -31,7 +31,7 @@ __device__ __forceinline__ void hide_pairs(const ScoreMath<config>& math, typena
         s = is_hidden(i / 2, group, i % 2) ? -tile::infinity : s;
       }
     }
-  } else {  // addresses and numbers of all groups would fill the registers: a bit for each pair comes first
+  } else {  // holding numbers of all groups would take too many registers: first compute a bit for each pair
     static_assert(2 * groups <= 32, "a word for each row");
     unsigned hidden[2] = {};
 #pragma unroll 1
@@ -46,8 +46,8 @@ __device__ __forceinline__ void hide_pairs(const ScoreMath<config>& math, typena
   }
 }
 
-/// The words of a row that are about a thread's keys. A lane has made those of block_kv / 32 neighbouring keys, so a group
-/// of 8 keys has as many bits as lanes.
+/// The words of a row that contain the bits of a thread's keys. One lane has written the bits of block_kv / 32 neighbouring
+/// keys, so a group of 8 keys has as many bits as lanes.
 using WordPair = ptx::Vector<unsigned, 2>;
 template <ForwardConfig config>
 __device__ __forceinline__ const WordPair* word_pair(const ScoreMath<config>& math,
@@ -55,7 +55,7 @@ __device__ __forceinline__ const WordPair* word_pair(const ScoreMath<config>& ma
   return reinterpret_cast<const WordPair*>(row) + (Shape<config>::block_kv == 128 ? math.column / 2 % 2 : 0);
 }
 
-/// What the words say of the keys of a thread's two rows: key 8 * group + column + e has bit 256 / block_kv * group + e.
+/// Extracts the bits of a thread's two rows: key 8 * group + column + e becomes bit 256 / block_kv * group + e.
 template <ForwardConfig config>
 __device__ __forceinline__ void take_bits(const ScoreMath<config>& math, const WordPair (&words)[2],
                                           unsigned (&visible)[2]) {
@@ -67,7 +67,7 @@ __device__ __forceinline__ void take_bits(const ScoreMath<config>& math, const W
   for (int r = 0; r < 2; ++r) visible[r] = (words[r][0] >> shift & firsts) | (words[r][1] >> shift & firsts) << 1;
 }
 
-/// The same from the words of this warpgroup in shared memory (MaskWriter).
+/// The same from this warpgroup's words in shared memory (MaskWriter).
 template <ForwardConfig config>
 __device__ __forceinline__ void read_words(const ScoreMath<config>& math, const mask::Words<Shape<config>::block_kv>* words,
                                            unsigned (&visible)[2]) {
@@ -75,14 +75,14 @@ __device__ __forceinline__ void read_words(const ScoreMath<config>& math, const 
   take_bits<config>(math, {*word_pair<config>(math, own), *word_pair<config>(math, own + 8)}, visible);
 }
 
-/// Hides what is not in `visible`, and at an edge what is not in the range of keys that a row sees.
+/// Hides scores whose bit in `visible` is 0; at an edge also those outside of the range of keys that the row sees.
 template <ForwardConfig config>
 __device__ __forceinline__ void hide_unseen(const ScoreMath<config>& math, typename ScoreMath<config>::Tile& S,
                                             int kv_begin, bool at_edge, unsigned (&visible)[2]) {
   using Math = ScoreMath<config>;
   constexpr int places = 256 / Math::block_kv;  // bits of a group of 8 keys
   const int first_row = ptx::hide_from_compiler(math.row), column = math.column;
-  // The bits of the keys before a key, which is counted from kv_begin + column.
+  // The bits of all keys before `key`, which counts from kv_begin + column.
   const auto before = [](int key) {
     const int inside = tile::max(0, tile::min(key, Math::block_kv)), bits = inside / 8 * places + tile::min(inside % 8, 2);
     return bits > 31 ? 0xffffffffu : (1u << bits) - 1;
@@ -102,12 +102,13 @@ __device__ __forceinline__ void hide_unseen(const ScoreMath<config>& math, typen
   }
 }
 
-/// Each copy of a program takes its time to compile. One is enough in an edge block, all visible or not, where it may see
-/// hidden scores: it reads its tensors inside their sizes only. With a bias, scores and tests are made in one pass.
+/// Whether to run a score program first and hide scores afterwards. Each inlined copy of a program costs compile time, and
+/// this way an edge block needs only one. The program then also sees hidden scores, which is safe: it reads its tensors
+/// only within their sizes. With a bias, scores and tests are computed in one pass.
 template <Features features>
 constexpr bool modifies_first = features.score_program && !features.bias;
 
-/// The scores of an edge block as the program makes them; then those that are hidden become -inf.
+/// Applies the program to the scores of an edge block; then sets the hidden ones to -inf.
 template <ForwardConfig config, typename AllVisible>
 __device__ __forceinline__ void modify_then_hide(const ScoreMath<config>& math, typename ScoreMath<config>::Tile& S,
                                                  int kv_begin, AllVisible all_visible) {
@@ -117,17 +118,16 @@ __device__ __forceinline__ void modify_then_hide(const ScoreMath<config>& math, 
   if constexpr (tile::MaskData<config.features>::present) hide_pairs(math, S, kv_begin);
 }
 
-// Which pairs of a tested block are visible, a bit a pair, if masks choose the blocks. Of the producer warpgroup three
-// warps have nothing to load. They follow the tiles and their lists and make the words of a block while the warpgroups
-// attend to the one before:
+// Mask bits: one bit for each pair of a tested block, if masks choose the blocks. Three warps of the producer warpgroup
+// have nothing to load. They read the same tiles and lists, and compute the bits of a block while the consumers work on the
+// previous block:
 //
 //     for each tile, for each block of its list that the masks cut, for each warpgroup:
-//       make the words of some rows (mask/words.cuh)
+//       compute the words of some rows (mask/words.cuh)
 //       wait until the warpgroup has read its words; store
 //
-// What a mask knows of a key is read or computed once for 64 rows, and of a row once for a tile. Edges of windows and
-// lengths are not asked here: they are a shift for the warpgroups (hide_unseen), and blocks that nothing else cuts have
-// no words.
+// A mask's data of a key is read or computed once for 64 rows, that of a row once for a tile. Edges of windows and lengths
+// are not included: for the consumers they are a shift (hide_unseen). A block that is cut only by them has no words.
 
 template <ForwardConfig config>
 struct MaskWriter {
@@ -140,16 +140,16 @@ struct MaskWriter {
   SharedStorage<config>& shared;
   const int warp;  // of the three
   const int lane;
-  unsigned odd_writes = 0;  // a bit for each warpgroup: whether so many blocks were written
+  unsigned odd_writes = 0;  // a bit for each warpgroup: the parity of the blocks written
 
-  /// All tiles of all attempts.
+  /// Computes the bits for all tiles of all attempts.
   __device__ __forceinline__ void run() {
 #pragma unroll 1
     for (unsigned n = 0;; ++n) {
       const PipelineState<S::q_stages> q(n);
       ptx::mbarrier_wait(shared.Q_full[q.stage][0], q.phase);  // the next tile is known
       const Tile tile = shared.tiles[n % tile_stages];
-      __syncwarp();  // all lanes have read it
+      __syncwarp();  // all lanes have read the tile
       if (lane == 0) ptx::mbarrier_arrive(shared.Q_empty[q.stage][0]);
       if (tile.work == Work::none) {
         ptx::mbarrier_wait(shared.Q_empty[q.stage][0], q.phase);  // all tiles of the attempt are done and marked
@@ -191,10 +191,10 @@ struct MaskWriter {
 
   __device__ __forceinline__ void store_words(const Words& words, int w) {
     ptx::mbarrier_wait(shared.mask.empty[w],
-                       (odd_writes >> w & 1) ^ 1);  // the warpgroup has read those of the block before
+                       (odd_writes >> w & 1) ^ 1);  // the warpgroup has read the previous block's words
     const int row = warp * rows_of_warp + lane;
     if (lane < rows_of_warp && row < wg_rows) shared.mask.words[w][row] = words;
-    __syncwarp();  // those of all rows
+    __syncwarp();  // all lanes have written their rows
     if (lane == 0) ptx::mbarrier_arrive(shared.mask.full[w]);
     odd_writes ^= 1u << w;
   }

@@ -1,6 +1,6 @@
 #pragma once
 
-// The rows of forward/sm90 whose keys were split between work tiles: a warp for eight rows and 64 columns.
+// Merges the rows of forward/sm90 whose keys were split between work tiles. A warp has eight rows and 64 columns.
 //
 //     weight of a part = its sum * 2^(exponent_scale (its reference - the largest of all))
 //     O = sum of weight * O of the part / sum of weights;  lse
@@ -17,25 +17,26 @@
 
 namespace flash_attention::forward_sm90 {
 
-// Where the work tiles that share a row's keys leave their parts of its result, in the workspace: of each split of the keys
-// O, normalised by the split's own sum, and two statistics a row.
+// The parts in the workspace that work tiles with the same rows leave: for each split of the keys O, normalised by the sum
+// of the split, and two statistics a row.
 using namespace abi;
 
 template <ForwardConfig config>
 struct SplitParts {
   using Pair = ptx::Vector<float, 2>;
 
-  // 64 rows of O are together, as a warpgroup has them in registers: [split, head, row / 64, registers / 4, warp, 4, lane].
+  // 64 rows of O are stored together, in the layout of a warpgroup's registers:
+  // [split, head, row / 64, registers / 4, warp, 4, lane].
   // Register i of a lane is row 16 warp + lane / 4 + 8 (i / 2 % 2), column 8 (i / 4) + 2 (lane % 4) + i % 2.
   static constexpr int group_rows = 64;
   static constexpr int width = tile::round_up(config.head_dim_v, 32);
 
   float* O;
-  // The reference, a score, or -inf where the row sees nothing; the sum of 2^(exponent_scale (score - reference)).
+  // The reference (a score; -inf if the row sees nothing) and the sum of 2^(exponent_scale (score - reference)).
   Pair* statistics;
-  int heads;  // of all sequences
+  int heads;  // number of heads, over all sequences
   int seq_q;
-  int groups;  // of rows, for each head: as many as all tiles have
+  int groups;  // groups of 64 rows for each head, including the rows of the last tile that do not exist
 
   __device__ __forceinline__ explicit SplitParts(const AttentionArgs& args)
       : O(tile::workspace<float>(args, ForwardSm90Region::O)),
@@ -69,7 +70,7 @@ __device__ __forceinline__ void forward_sm90_merge(const abi::AttentionArgs& arg
   const int item = static_cast<int>(blockIdx.x) * config.num_warps + static_cast<int>(threadIdx.x) / 32;
   const int piece = item % pieces, eights = tile::ceil_div(args.seq_q, 8);
   const int head_of_batch = item / pieces / eights, row = (item / pieces - head_of_batch * eights) * 8 + lane / 4;
-  ptx::griddepcontrol_wait();  // the parts are there
+  ptx::griddepcontrol_wait();  // the parts are complete
   if (head_of_batch >= parts.heads || row >= args.seq_q) return;
 
   float largest = -tile::infinity;

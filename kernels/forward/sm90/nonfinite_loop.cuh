@@ -1,8 +1,8 @@
 #pragma once
 
-// The loop of Attempt::nonfinite_safe. A probability of 0 times NaN is NaN, so a product cannot leave out a key that a row
-// does not see where V is not finite there. This loop takes what is not finite out of V before each product and adds it to
-// the rows that see it. One block after the other, without overlap: it hardly ever runs.
+// The loop of Attempt::nonfinite_safe. A probability of 0 times NaN is NaN. So if V holds NaN or Inf at a key that some row
+// does not see, a product spoils that row. This loop removes NaN and Inf from V before each product and adds them to the
+// rows that see them. Blocks are processed one after another without overlap, because this loop hardly ever runs.
 
 #include "forward/sm90/bias_tiles.cuh"
 #include "forward/sm90/warpgroup.cuh"
@@ -15,20 +15,20 @@ __device__ __forceinline__ bool has_nonfinite(unsigned pair) {
   return (pair & exponent) == exponent || (pair >> 16 & exponent) == exponent;
 }
 
-/// What is not finite in `keys` rows of V goes to the outputs of the rows that see it ...
+/// Adds the NaN and Inf in `keys` rows of V to the outputs of the rows that see them ...
 template <int keys, ForwardConfig config>
 __device__ __forceinline__ void add_nonfinite(const Warpgroup<config>& wg, typename Warpgroup<config>::OutputTile& O,
                                               unsigned V_smem, int kv_begin, const Tile& tile,
                                               const ScoreMath<config>& math) {
   using S = Shape<config>;
-  // What says that a row sees a key may be long: it stands here once, not at each column, and takes less to compile.
+  // The test whether a row sees a key may be long code. It is here once, not for each column, to save compile time.
   constexpr bool is_long =
       config.features.score_program || config.features.mask_program || config.features.precomputed_mask_bits;
   const auto pair_of = [&](int key, int group) {
     const unsigned piece = V_smem + group / 8 * keys * 128 + key * 128 + (group % 8 ^ key % 8) * 16;
     return ptx::load_shared<unsigned>(piece + 2 * math.column);
   };
-  // Each thread looks at the columns of O that it holds.
+  // Each thread checks the columns of O that it holds.
 #pragma unroll 1
   for (int key = 0; key < keys; ++key) {
     bool reaches[2] = {};
@@ -57,19 +57,19 @@ __device__ __forceinline__ void add_nonfinite(const Warpgroup<config>& wg, typen
   }
 }
 
-/// ... and becomes 0, so that P V leaves the other rows alone.
+/// ... and replaces them by 0, so that P V does not touch other rows.
 template <ForwardConfig config>
 __device__ __forceinline__ void clear_nonfinite(const Warpgroup<config>& wg, int v_stage) {
   using S = Shape<config>;
   const unsigned V_smem = ptx::shared_address(wg.shared.V[v_stage]);
-  ptx::barrier_sync(barrier_attend, S::warpgroups * wg_threads);  // all warpgroups have seen V as it came
+  ptx::barrier_sync(barrier_attend, S::warpgroups * wg_threads);  // all warpgroups have read the original V
 #pragma unroll 1
   for (int i = wg.warpgroup * wg_threads + wg.thread; i < S::block_kv * S::chunks_v * 32; i += S::warpgroups * wg_threads) {
     const unsigned pair = ptx::load_shared<unsigned>(V_smem + 4 * i);
     if (has_nonfinite<S::type>(pair)) ptx::store_shared(V_smem + 4 * i, 0u);
   }
-  ptx::fence_async_shared();                                      // the zeros before the products' reads
-  ptx::barrier_sync(barrier_attend, S::warpgroups * wg_threads);  // those of all warpgroups
+  ptx::fence_async_shared();                                      // orders the zeros before the products' reads
+  ptx::barrier_sync(barrier_attend, S::warpgroups * wg_threads);  // all warpgroups have written their zeros
 }
 template <ForwardConfig config>
 __device__ __forceinline__ void attend_nonfinite_safe(Warpgroup<config>& wg, Output<config>& out) {
@@ -107,7 +107,7 @@ __device__ __forceinline__ void attend_nonfinite_safe(Warpgroup<config>& wg, Out
     clear_nonfinite(wg, kv.stage);
     ptx::wgmma_pin(P);
     issue_output(wg, out.O, P, kv.stage, true);
-    ptx::wgmma_wait<0>();  // O is ours again
+    ptx::wgmma_wait<0>();  // O is complete
     ptx::wgmma_pin(out.O);
     release(wg, wg.shared.V_empty[kv.stage]);
   }

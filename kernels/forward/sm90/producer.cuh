@@ -1,7 +1,7 @@
 #pragma once
 
-// How the producer warp of forward/sm90 and forward/sm90_fp8 publishes tiles to the consumers: through a ring of tiles in
-// shared memory, each with its Q.
+// How the producer warp of forward/sm90 and forward/sm90_fp8 passes tiles to the consumers: it writes the tile's
+// description to a ring in shared memory and loads the tile's Q. Q_full signals both.
 
 #include "forward/sm90/bias_tiles.cuh"
 #include "forward/sm90/schedule.cuh"
@@ -11,7 +11,8 @@
 
 namespace flash_attention::forward_sm90 {
 
-/// Where a producer P publishes its next tile. No warpgroup reads it any more: all are at most three tiles behind.
+/// The place for the producer's next tile. No warpgroup reads its old content any more: warpgroups are at most three tiles
+/// behind, and there are four places.
 template <class P>
 __device__ __forceinline__ Tile& next_tile(const P& producer) {
   return producer.shared.tiles[producer.num_tiles % tile_stages];
@@ -22,7 +23,8 @@ __device__ __forceinline__ int batch_coordinate(const Tile& tile) {
   return config.features.packed ? 0 : tile.sequence.batch_idx;
 }
 
-/// Q_full announces the tile, and its Q if it sees any key, in boxes of chunk_dim columns.
+/// Publishes a tile: Q_full completes when the description is written and Q has landed. Q is loaded only if the tile sees
+/// any key, in boxes of chunk_dim columns.
 template <int chunk_dim, class P>
 __device__ __forceinline__ void publish_tile(P& producer, const Tile& tile) {
   using S = typename P::S;
@@ -31,7 +33,7 @@ __device__ __forceinline__ void publish_tile(P& producer, const Tile& tile) {
   ++producer.num_tiles;
 #pragma unroll 1
   for (int w = 0; w < S::row_groups; ++w) {
-    ptx::mbarrier_wait(producer.shared.Q_empty[q.stage][w], q.phase ^ 1);  // the warpgroup has read what was in its stage
+    ptx::mbarrier_wait(producer.shared.Q_empty[q.stage][w], q.phase ^ 1);  // the warpgroup has read the stage's previous Q
     if (tile.sees_nothing()) {
       ptx::mbarrier_arrive(producer.shared.Q_full[q.stage][w]);
       continue;
@@ -45,23 +47,23 @@ __device__ __forceinline__ void publish_tile(P& producer, const Tile& tile) {
   }
 }
 
-// K and V out of pages by TMA. A box is `page_rows` keys, as many as never cross the end of a page: the largest number that
-// divides the page and the block of keys. Its last coordinate is the page, which the table gives.
+// Loads K and V from pages with TMA. A box has `page_rows` keys: the largest number that divides both the page and the KV
+// block, so a box never crosses the end of a page. The last coordinate of a box is the page, read from the table.
 
 template <ForwardConfig config>
 struct PagedBlock {
   using S = Shape<config>;
   static constexpr int rows = config.page_rows, boxes = S::block_kv / rows;
-  // K and V have the same pages: they are looked up once, if there are registers for them.
+  // K and V have the same pages. If there are registers to hold them, each page is looked up only once.
   static constexpr bool holds_pages = boxes <= (S::load_registers < 40 ? 4 : 8);
   // A box begins where the swizzle does: at a multiple of 8 rows of 128 bytes.
   static_assert(rows % 8 == 0 && S::block_kv % rows == 0);
 
   const AttentionArgs& args;
-  const int* entry;  // of the first box
+  const int* entry;  // entry of the page table for the first box
   int row;           // of its page
   int kv_head;
-  int first, end;  // the boxes of which a query of the tile sees some key
+  int first, end;  // boxes that contain a key which some query of the tile sees
   int pages[holds_pages ? boxes : 1];
 
   __device__ __forceinline__ PagedBlock(const AttentionArgs& arguments, const Tile& tile, int block)
@@ -91,8 +93,8 @@ struct PagedBlock {
   }
 
  private:
-  /// A box of which no query sees a key has no page, its entry of the table may be anything: TMA fills what is outside of
-  /// the tensor with zeros.
+  /// The page of a box. If no query sees a key of the box, the table's entry may be anything and is not used; the box gets
+  /// a coordinate outside of the tensor, which TMA reads as zeros.
   __device__ __forceinline__ int page_of(int box, const int* its_entry) const {
     return box >= first && box < end ? *its_entry : -1;
   }
@@ -112,7 +114,7 @@ struct PagedBlock {
   }
 };
 
-// The producer warp of forward/sm90: one lane issues every TMA copy, as far ahead as there are free stages.
+// The producer warp of forward/sm90. One lane issues every TMA copy, as far ahead as there are free stages.
 //
 //     for each attempt, for each tile of the scheduler:
 //       publish the tile, with its Q                                      publish_tile
@@ -124,7 +126,7 @@ struct Producer {
   static constexpr ForwardConfig config = its_config;
   using S = Shape<config>;
 
-  static constexpr unsigned short both_blocks = 3;  // of a cluster
+  static constexpr unsigned short both_blocks = 3;  // mask of a cluster's two blocks, for a multicast
 
   const AttentionArgs& args;
   SharedStorage<config>& shared;
@@ -134,10 +136,10 @@ struct Producer {
   int listed = 0;      // the ListedBlock that is loaded
   int last_block = 0;  // wide heads: the block whose V comes next
 
-  /// All tiles of an attempt; find_next(tile) fills the next one in, or returns false. With two stages for Q a tile is
-  /// published while the keys of the one before are loaded, in time for its Q to come from memory. With one stage it goes
-  /// between its first K, which may find a free stage sooner, and the rest. Tiles that are claimed late are published
-  /// behind the last block of the one before; claim_next() is called before that block.
+  /// Loads all tiles of an attempt. find_next(tile) fills in the next one, or returns false. When a tile is published
+  /// depends on the stages of Q. With two, it is published while the previous tile's keys are loaded, so its Q arrives in
+  /// time. With one, it is published after the tile's first K, for which a stage may be free sooner than for Q. A tile that
+  /// is claimed late is published after the previous tile's last block; claim_next() is called before that block.
   template <typename FindNext, typename ClaimNext>
   __device__ __forceinline__ void load_attempt(Attempt attempt, const FindNext& find_next, const ClaimNext& claim_next) {
     constexpr bool early = S::q_stages == 2, between = early && !S::claims_late;
@@ -175,7 +177,7 @@ struct Producer {
     await_marks();
   }
 
-  /// All attempts, where another warp finds tiles and blocks (find_tiles).
+  /// The same for all attempts, if another warp finds tiles and blocks (find_tiles).
   __device__ __forceinline__ void load_found() {
     PipelineState<FinderStorage<true>::places> place(0);
 #pragma unroll 1
@@ -206,14 +208,14 @@ struct Producer {
   }
 
  private:
-  /// After the last tile of an attempt: all are done and marked.
+  /// After the last tile of an attempt: waits until the warpgroups have finished and marked all tiles.
   __device__ __forceinline__ void await_marks() const {
     const PipelineState<S::q_stages> q(num_tiles - 1);
 #pragma unroll 1
     for (int w = 0; w < S::row_groups; ++w) ptx::mbarrier_wait(shared.Q_empty[q.stage][w], q.phase);
   }
 
-  /// load(block) for the blocks of a tile; before_last() before the last.
+  /// Calls load(block) for each block of a tile, and before_last() before the last one.
   template <typename Load, typename BeforeLast>
   __device__ __forceinline__ void for_blocks(const Tile& tile, const Load& load, const BeforeLast& before_last) {
     if constexpr (S::listed) {
@@ -232,7 +234,7 @@ struct Producer {
     }
   }
 
-  /// A block of K and V.
+  /// Loads a block of K and V.
   __device__ __forceinline__ void load_keys(const Tile& tile, int block, bool publish_between) {
     if constexpr (config.features.paged) {
       const PagedBlock<config> pages(args, tile, block);
@@ -266,9 +268,9 @@ struct Producer {
   template <typename CopyK, typename CopyV>
   __device__ __forceinline__ void load_keys(const CopyK& copy_K, const CopyV& copy_V, const Tile& tile, int block,
                                             bool publish_between) {
-    // The stage's earlier block has been read by every warpgroup. Stages start out empty: phase 1 counts as completed.
+    // Every warpgroup has read the stage's previous block. Stages begin empty: phase 1 counts as completed.
     ptx::mbarrier_wait(shared.K_empty[kv.stage], kv.phase ^ 1);
-    if constexpr (S::listed) shared.listed[kv.stage] = listed;  // K_full announces it, too
+    if constexpr (S::listed) shared.listed[kv.stage] = listed;  // valid when K_full completes
     ptx::mbarrier_arrive_expect_tx(shared.K_full[kv.stage], S::k_bytes);
     copy_K();
     if (publish_between) publish_tile<chunk_dim>(*this, tile);
@@ -279,7 +281,8 @@ struct Producer {
     kv.advance();
   }
 
-  /// Where a block of keys is. In registers: read from the tile for every box, these numbers cost more than the copies.
+  /// The place of a KV block, held in registers: reading these numbers from the tile for every box would cost more than the
+  /// copies.
   struct WideSource {
     int row, kv_head, batch_idx;
 
@@ -289,13 +292,13 @@ struct Producer {
           batch_idx(batch_coordinate<config>(tile)) {}
   };
 
-  /// A block of K, then V of the block before: the order in which they are used.
+  /// Loads a block of K, then V of the previous block: the order in which the consumers use them.
   __device__ __forceinline__ void load_wide_keys(const Tile& tile, int block, bool is_first) {
     const WideSource source(args, tile, block);
 #pragma unroll 1
     for (int c = 0; c < S::chunks; ++c) {
       ptx::mbarrier_wait(shared.KV_empty[kv.stage], kv.phase ^ 1);  // both warpgroups have read what was there
-      if (S::listed && c == 0) shared.listed[kv.stage] = listed;    // the first stage announces it, too
+      if (S::listed && c == 0) shared.listed[kv.stage] = listed;    // valid when the first stage is full
       ptx::mbarrier_arrive_expect_tx(shared.KV_full[kv.stage], forward_sm90_wide_stage_bytes);
       if constexpr (S::cluster > 1) {
         const int half = static_cast<int>(ptx::cluster_rank()) * S::score_keys;  // of the keys, for both blocks
@@ -307,7 +310,7 @@ struct Producer {
       }
       kv.advance();
       if (is_first && c == tile::min(S::chunks, S::stages) - 1)
-        publish_tile<chunk_dim>(*this, tile);  // it may wait, and no more stage is free
+        publish_tile<chunk_dim>(*this, tile);  // it may wait for Q; all free stages are filled by now
     }
     if (!is_first) load_wide_values(tile);
     last_block = block;

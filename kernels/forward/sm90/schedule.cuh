@@ -1,8 +1,7 @@
 #pragma once
 
-// Which blocks of keys a tile visits where hidden rows or a block mask choose: those of which the map of tiles
-// (abi/tile_map.h) shows something, in the order of Shape::forwards. The producer warp follows the map; the warpgroups
-// are told with each K.
+// The KV blocks that a tile visits if masks choose them: the blocks of which the tile map (abi/tile_map.h) shows something,
+// in the order of Shape::forwards. The producer warp reads the map, and publishes the number of each block with its K.
 
 #include "forward/sm90/storage.cuh"
 #include "ptx/atomic.cuh"
@@ -20,16 +19,16 @@ struct BlockList {
   static_assert(!S::listed || S::block_kv % mask_unit == 0, "the planner gives masks blocks of whole units");
 
   const AttentionArgs& args;
-  const Tile& tile;                // what is seldom asked for
+  const Tile& tile;                // for fields that are rarely needed
   int begin, end;                  // blocks that may be listed
   int loaded;                      // the word that is in `found`; -1: none
-  TileWords found[S::row_groups];  // of each row of tiles
+  TileWords found[S::row_groups];  // of each row group
 
-  /// No block of the list is known.
+  /// A list of which no block is known yet.
   __device__ __forceinline__ BlockList(const AttentionArgs& arguments, const Tile& tile_of_list, int word = -1)
       : args(arguments), tile(tile_of_list), begin(tile.list.range.begin), end(tile.list.range.end), loaded(word) {}
 
-  /// A list that begins with the tile's first block, whose words the tile remembers.
+  /// A list that begins with the tile's first block; the tile holds the map's words of that block.
   __device__ __forceinline__ static BlockList from_first(const AttentionArgs& args, const Tile& tile) {
     BlockList list(args, tile, tile.first * units / 32);
 #pragma unroll
@@ -61,7 +60,7 @@ struct BlockList {
   }
   __device__ __forceinline__ int after(int block) { return seek(S::forwards ? block + 1 : block - 1); }
 
-  /// `block` was found last.
+  /// Describes `block`, which was found last.
   __device__ __forceinline__ ListedBlock describe(int block, Attempt attempt) const {
     constexpr unsigned whole = (1u << units) - 1;
     unsigned seen_by = 0, masked_for = 0;
@@ -93,7 +92,7 @@ struct BlockList {
   }
 };
 
-/// visit(described) for the blocks of a tile.
+/// Calls visit(described) for each block of a tile.
 template <ForwardConfig config, typename Visit>
 __device__ __forceinline__ void for_listed(const AttentionArgs& args, const Tile& tile, const Visit& visit) {
   if (tile.sees_nothing()) return;
@@ -108,8 +107,7 @@ __device__ __forceinline__ void for_listed(const AttentionArgs& args, const Tile
   }
 }
 
-/// The range that masks choose from, and the first of the blocks. `blocks` of the tile says no more than whether there is
-/// one.
+/// Fills in the range from which masks choose, and the first block. tile.blocks only says whether there is any block.
 template <ForwardConfig config>
 __device__ __forceinline__ void list_blocks(const AttentionArgs& args, Tile& tile,
                                             const tile::Score<config.features>& score, tile::TileRange loaded) {
@@ -135,7 +133,7 @@ __device__ __forceinline__ void list_blocks(const AttentionArgs& args, Tile& til
   tile.blocks = tile.first < 0 ? 0 : 1;
 }
 
-// Which blocks of keys the 64 rows of a warpgroup see, of those that are loaded for its tile, and which of them are edges.
+// Of the KV blocks that are loaded for a tile: which ones the 64 rows of a warpgroup see, and which of these are edges.
 
 /// The block nearest to the diagonal of a query.
 template <ForwardConfig config>
@@ -144,8 +142,8 @@ __device__ __forceinline__ int block_at_diagonal(const tile::Score<config.featur
   return tile::max(tile::min(tile::max(key, 0) / config.block_kv, loaded.end - 1), loaded.begin);
 }
 
-/// ALiBi without a right edge: the first block, which gives the fixed maximum, may be so far behind the diagonal that
-/// the keys near it outgrow what a row sum may be. Such a tile would be done twice: at 8192 tokens nearly all of them.
+/// For ALiBi without a right edge. The first block sets the fixed maximum. It may be so far from the diagonal that keys
+/// near the diagonal overflow the row sum, and the tile would be repeated: at 8192 tokens, nearly every tile.
 template <ForwardConfig config>
 __device__ __forceinline__ bool begins_far_away(const tile::Score<config.features>& score, tile::TileRange loaded,
                                                 int q_begin) {
@@ -155,7 +153,7 @@ __device__ __forceinline__ bool begins_far_away(const tile::Score<config.feature
   return score.slope * static_cast<float>(distance) > growth;
 }
 
-/// The edges are the blocks at the diagonal, which raise the maximum, and a last one that ends among its keys.
+/// The edge blocks are those at the diagonal, which raise the maximum, and the last one if the keys end within it.
 template <ForwardConfig config>
 __device__ __forceinline__ Blocks blocks_from_diagonal(const tile::Score<config.features>& score, tile::TileRange loaded,
                                                        int q_begin, Attempt attempt) {
@@ -175,7 +173,7 @@ __device__ __forceinline__ Blocks blocks_seen(const tile::Score<config.features>
   tile::TileRange range = score.template key_tiles<wg_rows, block_kv>(q_begin);
   if constexpr (config.split_keys)
     range = {tile::max(range.begin, loaded.begin), tile::max(tile::min(range.end, loaded.end), loaded.begin)};
-  if (range.begin == range.end) {  // one block that the mask hides
+  if (range.begin == range.end) {  // visit one block, all of it hidden
     ptx::path<"forward/sm90 warpgroup without keys">();
     range = {loaded.begin, loaded.begin + 1};
   }
@@ -198,12 +196,13 @@ __device__ __forceinline__ Blocks blocks_seen(const tile::Score<config.features>
   }
 }
 
-// Which tiles a block works on, in which order, and which keys each of them sees. The producer warp works this out and
-// hands it to the warpgroups that attend, together with Q.
+// The tiles of a thread block, their order, and the keys that each of them sees. The producer warp computes this and
+// publishes it to the consumers together with Q.
 
-/// The tiles of this block. In each round every block takes one row tile, neighbours in the same head, so that L2 holds
-/// its keys. Where the last row tile of a head may be short, a block moves on by one place with each round. With
-/// pair_tiles it takes row tile `last - x` and then row tile x: under a causal mask every pair is the same work.
+/// The tiles of this block. In each round every block takes one row tile, and neighbouring blocks take tiles of the same
+/// head, so that its keys stay in L2. If the last row tile of a head may be short, a block moves on by one place with each
+/// round, so that no block gets only short tiles. With pair_tiles it takes row tile `last - x` and then row tile x: under a
+/// causal mask every pair is the same amount of work.
 template <ForwardConfig config>
 struct Schedule {
   using Unit = typename Shape<config>::Unit;
@@ -213,13 +212,13 @@ struct Schedule {
   int num_units;
   int step;  // places that a block moves on with each round
   int num_iterations;
-  // dynamic_scheduler: a block claims neighbouring units together if there are more than it could remember one by one.
-  Unit* claimed;  // what it claimed, in order
-  int next = 0;   // what it has claimed and not begun
+  // dynamic_scheduler: a block claims several neighbouring units at once if it could not remember that many single claims.
+  Unit* claimed;  // claimed units, in order
+  int next = 0;   // the claimed unit that is begun next
   static constexpr int not_claimed = -1;
   int claim = 1;  // units of a claim
   int num_claims = 0;
-  int section;  // heads whose keys L2 holds together
+  int section;  // number of heads whose keys fit in L2 together
 
   __device__ __forceinline__ Schedule(const AttentionArgs& arguments, Unit* claimed_units)
       : args(arguments), claimed(claimed_units) {
@@ -231,7 +230,7 @@ struct Schedule {
     const int mine = rounds + (unit_of_round(rounds) < num_units ? 1 : 0);
     num_iterations = config.pair_tiles ? 2 * mine : mine;
     if constexpr (config.dynamic_scheduler) {
-      constexpr int l2_bytes = 32 << 20;  // of an H200's 50 MB, for K and V: docs/lab/forward_sm90.md has what it gained
+      constexpr int l2_bytes = 32 << 20;  // of an H200's 50 MB, for K and V; measured in docs/lab/forward_sm90.md
       const long long head_bytes = 2ll * args.seq_kv * (config.head_dim + config.head_dim_v);
       section = static_cast<int>(l2_bytes / head_bytes) * args.group;
       section = tile::max(1, tile::min(section, args.heads_q * args.batch));
@@ -246,7 +245,7 @@ struct Schedule {
     return unit_stride() + static_cast<int>(ptx::atomic_add(static_cast<unsigned*>(args.workspace), 1));
   }
 
-  /// Claims what comes after iteration i, where that is not of the same claim: a while before it is asked for.
+  /// Claims the unit after iteration i, unless an earlier claim includes it. Called some time before the unit is needed.
   __device__ __forceinline__ void claim_after(int i) {
     if (next == not_claimed && (i + 1) % claim == 0) next = take();
   }
@@ -262,7 +261,8 @@ struct Schedule {
         if (next >= num_claims) return false;
         if (i > 0) ptx::path<"forward/sm90 tile by the counter">();
         claimed[place] = static_cast<Unit>(next);
-        // What cannot be remembered is left to others: a block alone on the GPU for a while comes this far.
+        // A claim beyond the list is not taken; other blocks take the unit. This only happens if a block is alone on the
+        // GPU for a while.
         next = place + 1 < Shape<config>::tiles_kept ? not_claimed : num_claims;
         if (!Shape<config>::claims_late) claim_after(i);
         return true;
@@ -293,7 +293,7 @@ struct Schedule {
     int split;     // of its keys
   };
   __device__ __forceinline__ RowTile unit_at(int iteration) const {
-    if constexpr (config.dynamic_scheduler) {  // the longest row tile of each head of a section, then the next longest
+    if constexpr (config.dynamic_scheduler) {  // longest row tiles first
       const int heads = args.heads_q * args.batch, unit = claimed_unit(iteration);
       const int sections_before = unit / (section * units_per_head);
       const int inside = unit - sections_before * section * units_per_head;
@@ -310,7 +310,7 @@ struct Schedule {
             split_of_head - head_of_batch * num_splits()};
   }
 
-  /// Fills `tile` in, which is in shared memory: the producer warp has few registers. Returns whether there is one.
+  /// Fills in `tile`, in shared memory because the producer warp has few registers. Returns whether there is a tile.
   __device__ __forceinline__ bool tile_at(int iteration, Attempt attempt, Tile& tile) const {
     const RowTile unit = unit_at(iteration);
     const tile::Sequence sequence = tile::make_sequence<config.features>(args, unit.batch_idx);
@@ -367,13 +367,14 @@ struct Schedule {
     }
   }
 
-  /// An equal share of the blocks that the tile sees.
+  /// Restricts a tile to this split's share of its blocks.
   __device__ __forceinline__ tile::TileRange take_split(tile::TileRange all, int split) const {
     const int blocks = all.end - all.begin;
     return {all.begin + blocks * split / args.num_splits, all.begin + blocks * (split + 1) / args.num_splits};
   }
 
-  /// The rows of a tile that this block of a cluster has. It goes through all blocks of keys that any row sees.
+  /// Restricts a tile to the rows of this block of the cluster. Both blocks visit all KV blocks that any row of the tile
+  /// sees.
   __device__ __forceinline__ static void take_rows_of_block(Tile& tile, const tile::Score<config.features>& score,
                                                             tile::TileRange loaded, Attempt attempt) {
     tile.q_begin += static_cast<int>(ptx::cluster_rank()) * wg_rows;

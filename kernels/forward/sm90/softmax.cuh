@@ -1,6 +1,7 @@
 #pragma once
 
-// What options add to a score after its scaling: ALiBi worked out, next to a bias that is loaded or read here.
+// From dot products to probabilities, for a tile of scores in registers: options (soft cap, bias, ALiBi, program), the mask
+// of edge blocks, the online maximum, exponentials, dropout, and the conversion to 16 bits.
 
 #include "abi/config.h"
 #include "forward/sm90/schedule.cuh"
@@ -17,19 +18,19 @@
 
 namespace flash_attention::forward_sm90 {
 
-/// What ALiBi adds to the scores of a row, from the key that kv_begin + column is, and a bias where it `reads_bias`.
+/// What is added to the scaled scores of a row: ALiBi, and a bias. The bias is read here if `reads_bias`, else passed in.
 template <abi::Features features, bool reads_bias>
 struct Added {
   const typename tile::Score<features>::Bias* bias_row;
   float slope;
-  float distance;  // of the diagonal
+  float distance;  // from the first key to the diagonal
 
   __device__ __forceinline__ Added(const tile::Score<features>& score, int q, int first_key) {
     if constexpr (reads_bias) bias_row = score.bias + q * score.bias_stride + first_key;
     if constexpr (features.alibi) slope = score.slope;
     if constexpr (features.alibi) distance = static_cast<float>(q + score.len_kv - score.len_q - first_key);
   }
-  /// In addition to a bias that was loaded.
+  /// The sum for `key`; `bias` is one that was loaded before.
   __device__ __forceinline__ float at(int key, float bias) const {
     float result = bias;
     if constexpr (reads_bias) result = tile::bounded_bias<features.bias_dtype>(bias_row[key]);
@@ -38,7 +39,13 @@ struct Added {
   }
 };
 
-// From dot products to scores, of a tile in registers: soft cap, bias, ALiBi and program, and the mask of edge blocks.
+// The steps from Q K^T to P V, for a tile of scores in registers:
+//
+//     options and mask     modify, modify_and_mask
+//     online maximum       raise_maximum                     edge blocks, and all blocks of a retry
+//     P = 2^(S - max)      exponentiate, probability_of      and this thread's part of the row sums
+//     dropout              drop
+//     P in 16 bits         pack
 
 /// The rows of one thread: rows `row` and `row + 8` of the tile, and in each group of 8 keys the two from `column` on. S[i]
 /// is row (i / 2) % 2, key 8 (i / 4) + column + i % 2 (ptx/wgmma.cuh).
@@ -57,8 +64,8 @@ struct ScoreMath {
   using ProgramKey = typename tile::Score<features>::ProgramKey;
 
   tile::Score<features> score;
-  mutable tile::BiasPairs<features, loads_bias ? count : 0> bias;  // of the block whose scores come next
-  mutable unsigned bias_smem;                                      // of this lane's row, where they are in shared memory
+  mutable tile::BiasPairs<features, loads_bias ? count : 0> bias;  // of the next block's scores
+  mutable unsigned bias_smem;                                      // of this lane's row, if the biases are in shared memory
   float exponent_scale;                                            // softmax is 2^(exponent_scale (s - maximum))
   int row;
   int column;
@@ -69,12 +76,12 @@ struct ScoreMath {
         row(first_row + lane / 4),
         column(2 * (lane % 4)) {}
 
-  /// Starts to load the biases of a block: before its scores are ready, after those of the block before were made.
+  /// Starts to load the biases of a block. Called when the previous block's scores are complete, before this block's are.
   __device__ __forceinline__ void load_bias(int kv_begin) const {
     if constexpr (features.bias && Shape::bias_stages == 0)
       bias.load(score, ptx::hide_from_compiler(row), kv_begin + column, kv_begin + block_kv);
   }
-  /// Starts to bring those of a later block to L2: a warp has 16 rows.
+  /// Prefetches the biases of a later block into L2: a warp's 16 rows.
   __device__ __forceinline__ void prefetch_bias(int kv_begin) const {
     if constexpr (features.bias && Shape::bias_stages == 0) {
       const int own = ptx::hide_from_compiler(row), lane = 4 * (own % 8) + column / 2;
@@ -82,13 +89,13 @@ struct ScoreMath {
     }
   }
 
-  /// The biases of S[i] to S[i + 7], by a whole warp: of 16 keys.
+  /// Reads the biases of S[i] to S[i + 7]: for the whole warp, those of 16 keys.
   __device__ __forceinline__ void read_biases(int i, unsigned (&pairs)[4]) const {
     constexpr int bytes_of_chunk = wg_rows * Shape::bias_keys * 2, step = i_of_chunk;
     ptx::ldmatrix_x4(pairs, (bias_smem ^ i % step * 4) + i / step * bytes_of_chunk);
   }
   static constexpr int i_of_chunk = Shape::bias_keys / 2;
-  /// All of the block to registers.
+  /// Reads all biases of the block to registers.
   __device__ __forceinline__ void read_biases() const {
     if constexpr (Shape::bias_stages > 0) {
 #pragma unroll
@@ -104,9 +111,9 @@ struct ScoreMath {
   __device__ __forceinline__ static constexpr int row_of(int i) { return i / 2 % 2; }
   __device__ __forceinline__ static constexpr int key_of(int i) { return 8 * (i / 4) + i % 2; }
 
-  /// tile::Score::in_units, with a soft cap of two instructions of the special function unit: tanh(x) is
-  /// 1 - 2 / (1 + e^2x), with an error of 3e-7. Near 0, where lse may be no larger than that times the cap, it is a
-  /// polynomial; not inside of the edges, where scores that are all small do not come here.
+  /// As tile::Score::in_units, but the soft cap takes two instructions of the special function unit: tanh(x) = 1 - 2 / (1 +
+  /// e^2x), with an error of 3e-7. Near 0 the lse may be no larger than that error times the cap, so there a polynomial is
+  /// used. In interior blocks it is not needed here: if all scores are small, probability_of() takes another path.
   template <bool interior = false>
   __device__ __forceinline__ float in_units(float dot, float added) const {
     if constexpr (features.softcap) {
@@ -120,11 +127,11 @@ struct ScoreMath {
     return ptx::fma(dot, score.scale, added);
   }
 
-  /// Soft cap, bias and ALiBi where no score needs a test. Rows past the last query repeat it: bias has no row for them.
+  /// Applies soft cap, bias, ALiBi and program without hiding scores. Rows past the last query use the last query's bias.
   template <bool interior = false>
   __device__ __forceinline__ void modify(Tile& S, int kv_begin) const {
     if constexpr (!tile::Score<features>::linear) {
-      const int first_row = ptx::hide_from_compiler(row);  // nothing of this is worked out before the scores are ready
+      const int first_row = ptx::hide_from_compiler(row);  // computed only when the scores are ready
       const Added added[2] = {added_to(first_row, kv_begin), added_to(first_row + 8, kv_begin)};
       if constexpr (features.score_program) return modify_by_program<interior>(S, first_row, kv_begin, added);
       if (features.bias && bias.some_large()) {
@@ -141,7 +148,7 @@ struct ScoreMath {
       S[i] = in_units<interior>(S[i], added[row_of(i)].at(key_of(i), bias.template at<large_bias>(i)));
   }
 
-  /// What the program knows of a row. A key is seen by both rows of a thread.
+  /// The program's data of a row. The data of a key is shared by both rows of a thread.
   __device__ __forceinline__ ProgramRow program_row(int q) const {
     return score.program.row(tile::min(q, score.len_q - 1));
   }
@@ -160,9 +167,9 @@ struct ScoreMath {
       }
     }
   }
-  /// Score::programmed in a block that keeps its rows' references, which are bounded. What is larger overflows next to
-  /// them, and the tile is done again with a running maximum; what is far below must not be so next to a reference that is,
-  /// too.
+  /// As Score::programmed, in a block that keeps its rows' references, which are bounded. A much larger score overflows,
+  /// and the tile is repeated with a running maximum. A very negative score is bounded here, because the reference could be
+  /// very negative, too.
   __device__ __forceinline__ float programmed_inside(float s, const ProgramRow& row, const ProgramKey& key) const {
     if constexpr (!features.score_program) {
       return s;
@@ -172,7 +179,7 @@ struct ScoreMath {
       return ptx::max_or_nan(score.program.score(s, row, key), -tile::largest_score);
     }
   }
-  /// What the program makes of S[i].
+  /// The program's result for S[i].
   __device__ __forceinline__ float programmed(float s, const ProgramRow& of_row, int kv_begin, int i) const {
     return score.programmed(s, of_row, score.program.key(kv_begin + column, key_of(i)));
   }
@@ -180,12 +187,12 @@ struct ScoreMath {
     return {score, tile::min(q, score.len_q - 1), kv_begin + column};
   }
 
-  /// The same for an edge block: scores that are not visible become -inf, whatever they were. At the left edge of a window,
-  /// before the interior, every query sees the last key of the block.
+  /// The same for an edge block; scores that are not visible become -inf, even if they are NaN. left_edge: the block is at
+  /// the left edge of a window, before the interior, so every query sees its last key.
   template <bool left_edge = false, bool modifies = !tile::Score<features>::linear>
   __device__ __forceinline__ void modify_and_mask(Tile& S, int kv_begin) const {
     int begin[2], end[2];  // the keys of the block that a row sees, counted from kv_begin + column
-    const int first_row = ptx::hide_from_compiler(row);  // worked out for each block, not kept
+    const int first_row = ptx::hide_from_compiler(row);  // computed for each block, not kept in registers
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int q = first_row + 8 * r;
@@ -219,7 +226,7 @@ struct ScoreMath {
     }
   }
 
-  /// Whether the probability of this query and key reaches the output. For the rare cases that ask key by key.
+  /// Whether the probability of this query and key reaches the output. Only for rare paths that test single keys.
   __device__ __forceinline__ bool reaches_output(const AttentionArgs& args, const forward_sm90::Tile& tile, int q,
                                                  int key) const {
     bool result = score.visible(q, key);
@@ -230,13 +237,13 @@ struct ScoreMath {
     return result;
   }
 
-  /// Whether the masks show a pair, by the words that were made before: a tile that they show completely has none.
+  /// Whether the masks show a pair, by the precomputed mask bits. A tile that the masks show completely has no bits.
   __device__ __forceinline__ bool is_in_words(const AttentionArgs& args, const forward_sm90::Tile& tile, int q,
                                               int key) const {
     if (score.map.template of<mask_unit, mask_unit>(q / mask_unit * mask_unit, key / mask_unit * mask_unit) ==
         TileClass::full)
       return true;
-    constexpr int keys = Shape::block_kv / 32;  // of a bit's lane
+    constexpr int keys = Shape::block_kv / 32;  // keys of a lane
     const auto* const row =
         mask::precomputed_mask_bits<Shape::block_q, Shape::block_kv>(args, tile.list.row_tile, key / Shape::block_kv) +
         q % Shape::block_q;
@@ -244,7 +251,7 @@ struct ScoreMath {
     return ((*row)[inside % keys] >> inside / keys & 1) != 0;
   }
 
-  /// The score of a visible pair, by one thread.
+  /// The score of a visible pair, computed by one thread.
   __device__ __forceinline__ float score_of(const AttentionArgs& args, const forward_sm90::Tile& tile, int q,
                                             int key) const {
     using Element = typename Shape::Element;
@@ -257,15 +264,7 @@ struct ScoreMath {
     return score.full(dot, q, key);
   }
 
-  // What happens to a tile of scores in registers between Q K^T and P V:
-  //
-  //     options and mask     modify, modify_and_mask
-  //     online maximum       raise_maximum                     edge blocks, and all blocks of a retry
-  //     P = 2^(S - max)      exponentiate, probability_of      and this thread's part of the row sums
-  //     dropout              drop
-  //     P in 16 bits         pack
-
-  /// Raises the running maximum of both rows by this block; `rescale` is what older sums must be multiplied by.
+  /// Raises the running maximum of both rows. Older sums must be multiplied by `rescale`.
   __device__ __forceinline__ void raise_maximum(const Tile& S, float (&row_max)[2], float (&rescale)[2]) const {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -285,13 +284,14 @@ struct ScoreMath {
   static constexpr bool may_be_huge =
       features.bias || (features.score_program && tile::Program<features.score_program>::largest > 4096.0f);
 
-  /// Whether a row's reference, in powers of 2, is so large that the rounding error of its product with the scale is an
-  /// exponent. Edge blocks then take it off first; a tile whose other blocks did not is done again.
+  /// Whether a row's reference, in powers of 2, is so large that the rounding error of its product with the scale is a
+  /// visible change of the exponent. Edge blocks then subtract it before they scale. A tile with interior blocks, which do
+  /// not, is repeated.
   __device__ __forceinline__ static bool is_large(float reference) {
     return !may_be_huge && ptx::abs(reference) > tile::large_reference;
   }
 
-  /// exponentiate() with references of any size.
+  /// As exponentiate(), for references of any size.
   __device__ __forceinline__ void exponentiate_any(Tile& S, const float (&row_max)[2], float (&row_sum)[2]) const {
     if constexpr (may_be_huge) return exponentiate(S, row_max, row_sum);
     const float scaled[2] = {finite(row_max[0]) * exponent_scale, finite(row_max[1]) * exponent_scale};
@@ -301,7 +301,7 @@ struct ScoreMath {
     exponentiate(S, {0, 0}, row_sum);
   }
 
-  /// S becomes 2^(exponent_scale (S - row_max)); this thread's part of the row sums grows by it.
+  /// S = 2^(exponent_scale (S - row_max)); adds the results to this thread's part of the row sums.
   __device__ __forceinline__ void exponentiate(Tile& S, const float (&row_max)[2], float (&row_sum)[2]) const {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -319,8 +319,8 @@ struct ScoreMath {
     }
   }
 
-  /// modify() and exponentiate(). Where no score of the warp is beyond a part of the soft cap, a polynomial takes the place
-  /// of tanh, and its last step that of the exponent's.
+  /// modify() and exponentiate() in one. If all scores of the warp are small compared to the soft cap, a polynomial
+  /// replaces tanh; its last multiplication is the one that the exponent needs anyway.
   __device__ __forceinline__ void probability_of(Tile& S, int kv_begin, const float (&row_max)[2],
                                                  float (&row_sum)[2]) const {
     if constexpr (features.softcap && !features.score_program) {
@@ -346,7 +346,7 @@ struct ScoreMath {
       read_biases();
     }
     if constexpr (features.alibi && !features.softcap && !features.bias && !features.score_program) {
-      const int key = ptx::hide_from_compiler(row) / 16 * 16 + score.len_kv - score.len_q;  // of the warp's first diagonal
+      const int key = ptx::hide_from_compiler(row) / 16 * 16 + score.len_kv - score.len_q;  // of the warp's first row
       if (Shape::from_diagonal || ptx::all(kv_begin + block_kv <= key || kv_begin >= key + 16)) {
         ptx::path<"forward/sm90 ALiBi on one side of the diagonal">();
         return exponentiate_sloped(S, kv_begin, row_max, row_sum, kv_begin < key ? score.slope : -score.slope);
@@ -356,7 +356,8 @@ struct ScoreMath {
     exponentiate(S, row_max, row_sum);
   }
 
-  /// A bias by itself. What is too large for a float becomes 0 or Inf here, as it would where it is bounded first.
+  /// If a bias is the only option. A bias too large for a float gives 0 or Inf here, the same result as if it were bounded
+  /// first.
   __device__ __forceinline__ void exponentiate_biased(Tile& S, const float (&row_max)[2], float (&row_sum)[2]) const {
     const float factor = score.scale * exponent_scale;
     const float shift[2] = {-finite(row_max[0]) * exponent_scale, -finite(row_max[1]) * exponent_scale};
@@ -377,7 +378,7 @@ struct ScoreMath {
     row_sum[1] += sums[2] + sums[3];
   }
 
-  /// ALiBi where all keys are on one side of the diagonal: what it adds is linear in the key, by `slope`.
+  /// ALiBi if all keys are on one side of the diagonal: what is added is linear in the key, with `slope`.
   __device__ __forceinline__ void exponentiate_sloped(Tile& S, int kv_begin, const float (&row_max)[2], float (&row_sum)[2],
                                                       float slope) const {
     const int first_row = ptx::hide_from_compiler(row);
@@ -403,7 +404,7 @@ struct ScoreMath {
   __device__ __forceinline__ void exponentiate_capped(Tile& S, int kv_begin, const float (&row_max)[2], float (&row_sum)[2],
                                                       float to_x, const float (&p)[terms]) const {
     const int first_row = ptx::hide_from_compiler(row);
-    float factor[terms];  // of the powers of dot^2
+    float factor[terms];  // coefficients of the powers of dot^2
     float power = score.scale * exponent_scale;
 #pragma unroll
     for (int t = 0; t < terms; ++t, power *= to_x * to_x) factor[t] = p[t] * power;
@@ -428,7 +429,7 @@ struct ScoreMath {
     }
   }
 
-  /// What decides on a block of this thread's scores.
+  /// The counters that decide which scores of a block dropout drops.
   struct Draw {
     tile::Dropout dropout;
     unsigned rows, columns;
@@ -436,7 +437,7 @@ struct ScoreMath {
   __device__ __forceinline__ Draw draw(const AttentionArgs& args, const forward_sm90::Tile& tile, int kv_begin) const {
     Draw draw{.dropout = {args, tile.sequence.batch_idx, tile.head_idx}};
     if constexpr (features.dropout) {
-      draw.dropout.key0 = ptx::shuffle(draw.dropout.key0, 0);  // known to be uniform: so are the keys of the rounds
+      draw.dropout.key0 = ptx::shuffle(draw.dropout.key0, 0);  // the compiler knows: uniform, so the round keys are, too
       draw.dropout.key1 = ptx::shuffle(draw.dropout.key1, 0);
       draw.rows = tile::Dropout::row_counter(row);
       draw.columns = ptx::hide_from_compiler(tile::Dropout::column_counter(kv_begin + column));
@@ -444,11 +445,12 @@ struct ScoreMath {
     return draw;
   }
 
-  /// What dropout keeps may be far below a row's reference, and is scaled up at the end: in float16 it is scaled out of the
-  /// subnormal numbers. What overflows then makes O infinite, and Epilogue sees to it.
+  /// A probability that dropout keeps may be far below the row's reference, and is scaled up at the end. In float16 it is
+  /// scaled by this factor, out of the subnormal numbers. An overflow makes O infinite, which the epilogue detects.
   static constexpr float P_scale = features.dropout && Shape::type == Type::float16 ? 256.0f : 1.0f;
 
-  /// Dropout, once the row sums have taken the probabilities in. What is kept is scaled at the end of the tile.
+  /// Applies dropout, after the row sums have been updated. The scaling of kept probabilities is applied at the end of the
+  /// tile.
   __device__ __forceinline__ static void drop(Tile& S, const Draw& draw) {
     if constexpr (features.dropout) {
 #pragma unroll
@@ -473,7 +475,7 @@ struct ScoreMath {
     }
   }
 
-  /// A row that has seen no key has no maximum; any number will do.
+  /// A row that has seen no key has the maximum -inf. Any finite reference will do.
   __device__ __forceinline__ static float finite(float maximum) { return maximum == -tile::infinity ? 0.0f : maximum; }
 };
 

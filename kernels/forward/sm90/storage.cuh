@@ -1,7 +1,7 @@
 #pragma once
 
-// The shared memory and barriers of forward/sm90, and what its warps tell each other through them: tiles, blocks, words of
-// masks.
+// The shared memory and barriers of forward/sm90, and the data that its warps exchange through them: tiles, KV blocks, mask
+// bits.
 
 #include "abi/tile_map.h"
 #include "forward/sm90/shape.cuh"
@@ -11,18 +11,18 @@
 
 namespace flash_attention::forward_sm90 {
 
-/// How often a tile is done. Nearly always once; each attempt finds the tiles that need the next.
+/// A tile is nearly always processed once. Each attempt detects the tiles that need the next one.
 enum class Attempt : int {
-  fixed_max = 0,   // the maximum of the first blocks serves all; wrong where a row sum leaves the range of the types
-  online_max = 1,  // the maximum is raised with every block; wrong where V is not finite at a key that a row does not see
-  nonfinite_safe = 2,  // as before, and what is not finite in V is added only to the rows that see it
+  fixed_max = 0,       // the maximum of the first blocks is used for all; fails if a row sum leaves the range of the types
+  online_max = 1,      // every block raises the maximum; fails if V is not finite at a key that a row does not see
+  nonfinite_safe = 2,  // in addition, NaN and Inf in V are added only to rows that see them
 };
 
-/// What the warpgroups do with a tile.
+/// What the consumer warpgroups do with a tile.
 enum class Work : int { none, write_zeros, attend, attend_nonfinite_safe };  // none: the attempt is over
 
-/// A block of keys that the masks show something of, if they choose (Shape::listed): of a tile, with bits for each
-/// group of 64 rows.
+/// If masks choose the blocks (Shape::listed): a KV block of which they show something, with bits for each group of 64
+/// rows.
 struct ListedBlock {
   int word = 0;
 
@@ -46,10 +46,10 @@ struct ListedBlock {
   __device__ __forceinline__ bool is_masked(int group) const { return (word >> group & 64) != 0; }
 };
 
-/// The same for one group of rows, and whether a tested block raises the maximum.
+/// The same for one group of rows. In addition: whether a tested block raises the maximum.
 template <bool keeps_tested>
 struct SeenBlock {
-  ListedBlock listed;  // with the bits of the group in the first place: all is one register
+  ListedBlock listed;  // the group's bits are shifted to the first place: one register holds all
 
   __device__ __forceinline__ static SeenBlock of(int word, int group) {
     constexpr int all_groups = 63 * 8;
@@ -66,7 +66,7 @@ struct SeenBlock {
   __device__ __forceinline__ bool raises() const { return listed.always_raises() || (tested() && !keeps_tested); }
 };
 
-/// The blocks of keys that a warpgroup visits, counted in the order in which the tile's blocks are loaded:
+/// The KV blocks that a warpgroup visits, counted in the order in which the tile's blocks are loaded:
 ///
 ///     begin .. interior_begin .. interior_end .. end
 ///     edge     interior          edge
@@ -76,34 +76,34 @@ struct Blocks {
   int begin, interior_begin, interior_end, end;
 };
 
-/// If masks choose: the range they choose from, in which [interior_begin, interior_end) need no test but the masks', where
-/// the map has the tile's first row, and of each row the word with the first block, so that those who follow the list begin
-/// without a load.
+/// If masks choose the blocks: the range from which they choose. Within [interior_begin, interior_end) only the masks hide
+/// scores. map_row is the tile's first row in the map. `first` holds each row group's word of the map with the first block,
+/// so that reading the list begins without a load.
 struct ListPlace {
   Blocks range;
   abi::TileWords found[3];
   unsigned map_row;  // in words of the map
-  int row_tile;      // of the words that were made before: mask/words.cuh
+  int row_tile;      // of the precomputed mask bits: mask/words.cuh
   int kv_head;
 };
 
-/// If a warp of its own finds the tiles and their blocks: between it and the warp that loads.
+/// If a separate warp finds the tiles and their blocks: what it passes to the warp that loads.
 template <bool present>
 struct FinderStorage {
   static constexpr int places = 3;
-  ptx::Mbarrier tile_found, tile_taken;       // the next tile is in its place; it is published
+  ptx::Mbarrier tile_found, tile_taken;       // the next tile is written; the tile is published
   ptx::Mbarrier full[places], empty[places];  // of a ring
   int blocks[places];                         // ListedBlock::word
 };
 template <>
 struct FinderStorage<false> {};
 
-constexpr int mask_warps = 3;  // of the producer warpgroup: they make the words
+constexpr int mask_warps = 3;  // of the producer warpgroup, which compute mask bits
 
 /// Which pairs of a tested block are visible, by warpgroup and row.
 template <bool present, int warpgroups, int rows, int block_kv>
 struct MaskStorage {
-  ptx::Mbarrier full[warpgroups], empty[warpgroups];  // as of the other rings, which are longer
+  ptx::Mbarrier full[warpgroups], empty[warpgroups];  // as for the other rings; this one has a single place
   mask::Words<block_kv> words[warpgroups][rows];
 };
 template <int warpgroups, int rows, int block_kv>
@@ -116,11 +116,11 @@ struct Tile {
   Work work;
   int q_begin;
   int head_idx;
-  int first, blocks;  // the blocks that any warpgroup sees: they are loaded, from `first` on (see block_at)
+  int first, blocks;  // the blocks that any warpgroup sees; they are loaded, beginning with `first` (see block_at)
   union {
     struct {
       Blocks seen[3];  // by each warpgroup
-      int split;       // which part of its keys, if they are split
+      int split;       // the part of the keys, if they are split
     };
     ListPlace list;  // if masks choose
   };
@@ -136,8 +136,8 @@ __device__ __forceinline__ int block_at(const Tile& tile, int n) {
   return Shape<config>::forwards ? tile.first + n : tile.first - n;
 }
 
-constexpr int tile_stages = 4;  // one more than the tiles that can be loaded, attended to and finished at a time
-/// Biases, where they come by TMA.
+constexpr int tile_stages = 4;  // at most three tiles are loaded, processed and finished at a time
+/// Biases, if TMA loads them.
 template <ForwardConfig config>
 struct BiasTiles {};
 template <ForwardConfig config>
@@ -157,14 +157,14 @@ struct alignas(1024) SharedStorage : BiasTiles<config> {
   Element V[S::stages][S::chunks_v][S::block_kv * chunk_dim];
   Element O[S::warpgroups][S::o_chunks][wg_rows * chunk_dim];  // before its store
 
-  // full: a tile has landed. empty: every warpgroup that reads it is done with it.
+  // full: the data has landed. empty: every warpgroup that reads the stage has finished with it.
   ptx::Mbarrier Q_full[S::q_stages][S::warpgroups], Q_empty[S::q_stages][S::warpgroups];
   ptx::Mbarrier K_full[S::stages], K_empty[S::stages];
   ptx::Mbarrier V_full[S::stages], V_empty[S::stages];
   ptx::Mbarrier bias_full[S::bias_stages > 0 ? S::bias_stages : 1][S::bias_stages > 0 ? S::warpgroups : 1];
   ptx::Mbarrier bias_empty[S::bias_stages > 0 ? S::bias_stages : 1][S::bias_stages > 0 ? S::warpgroups : 1];
 
-  Tile tiles[tile_stages];             // what Q_full announces
+  Tile tiles[tile_stages];             // valid when Q_full completes
   unsigned char retry[S::tiles_kept];  // see RetryList
   int last_attempt;
   typename S::Unit claimed[config.dynamic_scheduler ? S::tiles_kept : 1];  // the unit of each iteration
@@ -181,12 +181,12 @@ requires(Shape<config>::wide) struct alignas(1024) SharedStorage<config> {
 
   Element Q[S::q_stages][S::row_groups][S::chunks][wg_rows * chunk_dim];
   Element KV[S::stages][forward_sm90_wide_stage_bytes / 2];
-  Element O[S::warpgroups][S::o_chunks][wg_rows * chunk_dim];  // P of two blocks, each half of the keys; O before its store
+  Element O[S::warpgroups][S::o_chunks][wg_rows * chunk_dim];  // P of two blocks, half of the keys each; O before its store
 
   ptx::Mbarrier Q_full[S::q_stages][S::row_groups], Q_empty[S::q_stages][S::row_groups];
   ptx::Mbarrier KV_full[S::stages], KV_empty[S::stages];
   ptx::Mbarrier P_full, P_empty;
-  ptx::Mbarrier cluster_sync;  // by the other block of a cluster
+  ptx::Mbarrier cluster_sync;  // both blocks of a cluster arrive
 
   Tile tiles[tile_stages];
   alignas(4) unsigned char retry[S::tiles_kept];
@@ -200,18 +200,18 @@ template <ForwardConfig config>
 constexpr bool fits_layout = sizeof(SharedStorage<config>) == forward_sm90_layout(config).shared_bytes &&
                              sizeof(SharedStorage<config>) <= forward_sm90_max_shared_bytes;
 
-/// Named barriers. `pingpong` and `warpgroup` are followed by one for each warpgroup.
+/// Named barriers. `pingpong` and `warpgroup` are the first of several: one for each warpgroup.
 enum Barrier : int { barrier_all = 0, barrier_pingpong = 1, barrier_warpgroup = 4, barrier_attend = 7 };
 
 using tile::PipelineState;
 
-/// By one thread, before any other waits.
+/// Called by one thread, before any other thread waits.
 template <typename S, typename Storage>
 __device__ __forceinline__ void init_barriers(Storage& shared) {
   for (int s = 0; s < S::q_stages; ++s) {
     for (int w = 0; w < S::row_groups; ++w) {
       ptx::mbarrier_init(shared.Q_full[s][w], 1);
-      // Those who make words of masks read the tile, too: they say so to the first warpgroup's.
+      // The warps that compute mask bits read the tile, too. They arrive at the first warpgroup's barrier.
       const int writers = S::makes_words && w == 0 ? mask_warps : 0;
       ptx::mbarrier_init(shared.Q_empty[s][w], S::warpgroups / S::row_groups + writers);
     }

@@ -1,9 +1,9 @@
 #pragma once
 
-// What a warpgroup of forward/sm90 does with wide heads besides softmax: its half of the scores, P for both warpgroups, its
-// half of the output. K and V come in one ring of stages, each of which both warpgroups read:
+// The products of forward/sm90 for wide heads. A warpgroup computes half of the scores, writes its P for both warpgroups,
+// and computes half of the output's columns. K and V share one ring of stages; both warpgroups read each stage:
 //
-//     K: 64 columns of 128 keys, of which each warpgroup has 64        V: all columns of some keys; each has half of them
+//     stage of K: 64 columns of 128 keys, 64 keys for each warpgroup stage of V: some keys, half of the columns for each
 
 #include "forward/sm90/kv_loop.cuh"
 #include "forward/sm90/nonfinite_loop.cuh"
@@ -14,8 +14,8 @@
 
 namespace flash_attention::forward_sm90 {
 
-/// The other warpgroup's numbers of the same rows, in the place of this one's. They are here and there alternately: who
-/// writes a place again has met the other since it read.
+/// Replaces this warpgroup's numbers of the rows by the other warpgroup's. Two buffers are used alternately. So one barrier
+/// is enough: before a buffer is written again, there was another barrier after it was read.
 template <ForwardConfig config>
 __device__ __forceinline__ void exchange(Warpgroup<config>& wg, float (&of_rows)[2]) {
   auto& place = wg.shared.exchanged[wg.place.num_exchanges++ % 2];
@@ -24,12 +24,12 @@ __device__ __forceinline__ void exchange(Warpgroup<config>& wg, float (&of_rows)
 #pragma unroll
     for (int r = 0; r < 2; ++r) place[wg.warpgroup][row + 8 * r] = of_rows[r];
   }
-  ptx::barrier_sync(barrier_attend, 2 * wg_threads);  // both have written
+  ptx::barrier_sync(barrier_attend, 2 * wg_threads);  // both warpgroups have written
 #pragma unroll
   for (int r = 0; r < 2; ++r) of_rows[r] = place[1 - wg.warpgroup][row + 8 * r];
 }
 
-/// Row sums are those of a warpgroup's keys: one of the four threads of a row adds the other's.
+/// A warpgroup's row sums are over its own keys. One of the four threads of a row adds the other warpgroup's sum.
 template <ForwardConfig config>
 __device__ __forceinline__ void add_other_sums(Warpgroup<config>& wg, RowState& rows) {
   float sum[2] = {rows.sum[0], rows.sum[1]};
@@ -54,7 +54,7 @@ struct WideProducts {
 
   Warpgroup<config>& wg;
 
-  /// The next stage has landed.
+  /// Waits until the next stage has landed.
   __device__ __forceinline__ int wait_for_stage() const {
     auto& next = wg.place.next;
     const int stage = next.stage;
@@ -62,7 +62,7 @@ struct WideProducts {
     next.advance();
     return stage;
   }
-  /// The products that read the oldest stages are complete.
+  /// Releases the oldest stages: the products that read them are complete.
   __device__ __forceinline__ void release_stages(int count) const {
 #pragma unroll
     for (int i = 0; i < count; ++i) {
@@ -74,12 +74,12 @@ struct WideProducts {
     }
   }
 
-  /// Issues 64 columns of scores = Q K^T, a group of products.
+  /// Issues the products of 64 columns of scores = Q K^T, as one group.
   __device__ __forceinline__ void issue_chunk(ScoreTile& scores, int chunk, int stage) const {
     const Descriptor Q(ptx::wgmma_descriptor(wg.shared.Q[0][0], 0, 1024));
     const Descriptor K(ptx::wgmma_descriptor(wg.shared.KV[stage], 0, 1024));
     const int columns = chunk == S::chunks - 1 ? S::steps_qk - 4 * (S::chunks - 1) : 4;
-    ptx::wgmma_fence();  // softmax is done with these registers
+    ptx::wgmma_fence();  // orders the softmax's accesses to these registers before the product's
 #pragma unroll
     for (int step = 0; step < 4; ++step) {
       if (step >= columns) break;
@@ -89,17 +89,18 @@ struct WideProducts {
     }
     ptx::wgmma_commit();
   }
-  /// The chunks after the first; each is waited for when the next one is issued. One stage is not given back.
+  /// Issues the chunks after the first. Each one is waited for after the next one is issued, so at the end one stage is not
+  /// released.
   __device__ __forceinline__ void issue_other_chunks(ScoreTile& scores) const {
 #pragma unroll 1
     for (int chunk = 1; chunk < S::chunks; ++chunk) {
       issue_chunk(scores, chunk, wait_for_stage());
-      ptx::wgmma_wait<1>();  // the chunk before
+      ptx::wgmma_wait<1>();  // the previous chunk
       release_stages(1);
     }
   }
 
-  /// Before a tile's first P, O of the last tile must have left its place.
+  /// Before a tile's first P: the store of the previous tile's O must have read the buffer that they share.
   __device__ __forceinline__ void begin_P() const {
     if (wg.thread == 0) {
       ptx::bulk_wait_read<0>();
@@ -107,8 +108,8 @@ struct WideProducts {
     }
     ptx::mbarrier_wait(wg.shared.P_empty, wg.place.num_tiles++ % 2);
   }
-  /// 16 keys of P to shared memory, where both warpgroups read it. There are two places in turn: who has seen P of the
-  /// block before knows that both are done with the one before that.
+  /// Writes 16 keys of P to shared memory, for both warpgroups. Two buffers are used alternately. When a warpgroup has seen
+  /// P of the previous block, both have finished with the P before that, so its buffer is free.
   __device__ __forceinline__ void store_P(int step, const unsigned (&of_step)[4]) const {
     const auto thread = static_cast<unsigned>(ptx::hide_from_compiler(wg.thread));
     const unsigned row = thread / 32 * 16 + thread % 16;
@@ -116,33 +117,34 @@ struct WideProducts {
     auto* to = reinterpret_cast<unsigned char*>(wg.shared.O[wg.place.num_published % 2][wg.warpgroup]);
     ptx::stmatrix_x4(to + (place ^ step * 32), of_step[0], of_step[1], of_step[2], of_step[3]);
   }
-  /// This warpgroup's part of P is complete, and so are its products with the last one.
+  /// Publishes this warpgroup's part of P. Its products with the previous P are complete.
   __device__ __forceinline__ void publish_P() const {
-    ptx::fence_async_shared();  // P before the products' reads
-    __syncwarp();               // that of the whole warp
+    ptx::fence_async_shared();  // orders P before the products' reads
+    __syncwarp();               // all lanes have written
     if (ptx::hide_from_compiler(wg.thread) % 32 == 0) ptx::mbarrier_arrive(wg.shared.P_full);
     ++wg.place.num_published;
   }
   __device__ __forceinline__ void wait_for_P() const {
-    ptx::mbarrier_wait(wg.shared.P_full, (wg.place.num_published - 1) % 2);  // that of all warps is complete
+    ptx::mbarrier_wait(wg.shared.P_full, (wg.place.num_published - 1) % 2);  // all warps have written P
   }
 
-  /// Issues O += P V, or O = P V. Each stage is given back as soon as the next one is issued: what is in flight from L2
-  /// bounds this kernel. One stage of V is not given back; one of K is, where scores were issued before.
-  /// meanwhile(n) is called when stage n has been issued, from the second on: the scores are complete then.
+  /// Issues O += P V, or O = P V. Each stage is released as soon as the next one has been issued, because the amount of
+  /// data in flight from L2 bounds this kernel. At the end one stage of V is not released yet; a stage of K is, if scores
+  /// were issued before. meanwhile(n) is called after stage n has been issued, from the second stage on: by then the scores
+  /// are complete.
   template <bool after_scores, typename Meanwhile>
   __device__ __forceinline__ void issue_output(OutputTile& O, int kv_begin, bool accumulate, const ScoreMath<config>& math,
                                                const Meanwhile& meanwhile) const {
-#pragma unroll  // else the compiler could not count what is in flight
+#pragma unroll  // so that the number of products in flight is a constant
     for (int n = 0; n < value_stages; ++n) {
       issue_stage(O, n, next_values(n, kv_begin, math), accumulate || n != 0);
       if (n > 0) meanwhile(n);
-      ptx::wgmma_wait<1>();  // what was issued before
+      ptx::wgmma_wait<1>();  // the previous stage's products
       if (after_scores || n > 0) release_stages(1);
     }
   }
 
-  /// O += P V where V may hold what is not finite: rows get that only where they see it.
+  /// O += P V if V may hold NaN or Inf: only rows that see them get them.
   __device__ __forceinline__ void add_safely(OutputTile& O, int kv_begin, const Tile& tile,
                                              const ScoreMath<config>& math) const {
 #pragma unroll 1
@@ -158,7 +160,7 @@ struct WideProducts {
   }
 
  private:
-  /// The next stage of V has landed: where this warpgroup's columns begin.
+  /// Waits for the next stage of V; returns where this warpgroup's columns begin.
   __device__ __forceinline__ typename S::Element* next_values(int n, int kv_begin, const ScoreMath<config>& math) const {
     const int stage = wait_for_stage();
     auto* const V = wg.shared.KV[stage] + wg.warpgroup * S::chunks_v * S::value_rows * chunk_dim;
@@ -166,22 +168,22 @@ struct WideProducts {
     return V;
   }
 
-  /// The products of the n-th stage of V.
+  /// Issues the products of the n-th stage of V.
   __device__ __forceinline__ void issue_stage(OutputTile& O, int n, const typename S::Element* values,
                                               bool accumulate) const {
     const Descriptor P(ptx::wgmma_descriptor(wg.shared.O[(wg.place.num_published - 1) % 2], 0, 1024));
     const Descriptor V(ptx::wgmma_descriptor(values, S::value_rows * 128, 1024));
-    ptx::wgmma_fence();  // O has been written by ordinary instructions
+    ptx::wgmma_fence();  // ordinary instructions have written O
 #pragma unroll
     for (int step = 0; step < S::value_rows / 16; ++step) {
-      const int key = n * S::value_rows + step * 16;  // P has a chunk for each 64
+      const int key = n * S::value_rows + step * 16;  // P has a chunk for each 64 keys
       ptx::wgmma_ss<S::type, S::width_v, ptx::Major::k, ptx::Major::mn>(O, P.at(key / 64 * wg_rows * 128 + key % 64 * 2),
                                                                         V.at(step * 16 * 128), accumulate || step != 0);
     }
     ptx::wgmma_commit();
   }
 
-  /// Rows of V behind the visible keys may hold NaN, which a probability of 0 does not silence.
+  /// Zeroes rows of V after the last visible key. They may hold NaN, and a probability of 0 times NaN is NaN.
   __device__ __forceinline__ void clear_hidden(typename S::Element* V, int visible_rows) const {
     if constexpr (S::hidden_rows) {
       if (visible_rows >= S::value_rows) return;
@@ -195,9 +197,9 @@ struct WideProducts {
       sync_writes();
     }
   }
-  /// What is not finite in this warpgroup's columns becomes 0.
+  /// Replaces NaN and Inf in this warpgroup's columns by 0.
   __device__ __forceinline__ void clear_all_nonfinite(typename S::Element* V) const {
-    ptx::barrier_sync(barrier_warpgroup + wg.warpgroup, wg_threads);  // all have seen V as it came
+    ptx::barrier_sync(barrier_warpgroup + wg.warpgroup, wg_threads);  // all have read the original V
 #pragma unroll 1
     for (int i = wg.thread; i < S::value_rows * S::chunks_v * 32; i += wg_threads) {
       const unsigned address = ptx::shared_address(V) + 4 * i;
@@ -206,23 +208,24 @@ struct WideProducts {
     sync_writes();
   }
   __device__ __forceinline__ void sync_writes() const {
-    ptx::fence_async_shared();                                        // the zeros before the products' reads
-    ptx::barrier_sync(barrier_warpgroup + wg.warpgroup, wg_threads);  // those of the whole warpgroup
+    ptx::fence_async_shared();                                        // orders the zeros before the products' reads
+    ptx::barrier_sync(barrier_warpgroup + wg.warpgroup, wg_threads);  // all have written their zeros
   }
 };
 
-// forward/sm90 with head dimensions above 256. O of 64 rows is too wide for one warpgroup's registers, so two have the same
-// rows, and each has half of O's columns. Of a block of 128 keys each has the scores of 64, so no score is computed twice;
-// P goes through shared memory, where the products of both read it.
+// The loop of forward/sm90 for head dimensions above 256. O of 64 rows is too wide for the registers of one warpgroup. So
+// two warpgroups share the same rows, and each holds half of O's columns. Of a block of 128 keys each computes the scores
+// of 64, so no score is computed twice. P goes through shared memory, where the products of both warpgroups read it.
 //
 //     S = Q K(first)^T of my keys; P = softmax(S) to shared memory
-//     for the other blocks:
-//       issue S = Q K^T, by chunks of 64 columns; wait for the other's P of the block before
-//       issue O += P V of the block before, by stages of keys; between them, softmax of S to the other place of P
+//     for each other block:
+//       issue S = Q K^T in chunks of 64 columns; wait for the other warpgroup's P of the previous block
+//       issue O += P V of the previous block, a stage of keys at a time; in between: softmax of S to the other buffer of P
 //     O += P V(last)
 //
-// An edge block raises the maximum that both use: they tell each other theirs. An interior block keeps it as a reference
-// (kv_loop.cuh), and there is nothing to tell. Row sums are of a warpgroup's own keys until the end of the tile.
+// In an edge block the warpgroups exchange their maxima, because both use the same one. An interior block keeps the maximum
+// as a reference (kv_loop.cuh), so there is nothing to exchange. Until the end of the tile a warpgroup's row sums are over
+// its own keys only.
 
 template <ForwardConfig config, bool safe>
 struct WideLoop {
@@ -233,7 +236,7 @@ struct WideLoop {
   WideProducts<config> products{wg};
   typename Warpgroup<config>::ScoreTile scores;
   float rescale[2];                          // of O, by the block of the scores
-  bool accumulate = false;                   // O holds something of the tile
+  bool accumulate = false;                   // O already holds a sum of this tile
   bool visited_interior = false;             // if masks choose: some block was full
   typename Warpgroup<config>::SeenBlock at;  // if masks choose: the block of the scores
   int in_P = 0;                              // the block that is in P
@@ -269,10 +272,10 @@ struct WideLoop {
   }
 
  private:
-  /// The first key of this warpgroup's scores of a block.
+  /// The first key of a block whose scores this warpgroup computes.
   __device__ __forceinline__ int key_of(int block) const { return block * S::block_kv + wg.warpgroup * S::score_keys; }
 
-  /// The first block: its scores and its softmax.
+  /// Scores and softmax of the first block.
   __device__ __forceinline__ void begin(const Tile& tile, const ScoreMath<config>& math, int block) {
     block = issue_first_chunk(block);
     products.issue_other_chunks(scores);
@@ -284,7 +287,7 @@ struct WideLoop {
     keep(math, block);
   }
 
-  /// One block: its scores, the output of the block before, its softmax.
+  /// A later block: its scores, the output of the previous block, its softmax.
   template <Visit kind>
   __device__ __forceinline__ void visit(const Tile& tile, const ScoreMath<config>& math, int block) {
     block = issue_first_chunk(block);
@@ -300,7 +303,7 @@ struct WideLoop {
       softmax_by_parts(math);
     } else {
       products.template issue_output<true>(out.O, in_P * S::block_kv, accumulate, math, [](int) {});
-      ptx::wgmma_pin(scores);  // they are ready; the end of P V may still run
+      ptx::wgmma_pin(scores);  // the scores are ready; the end of P V may still run
     }
     if constexpr (!by_parts) softmax<kind>(math, block);
     math.drop(scores, draw);
@@ -312,8 +315,8 @@ struct WideLoop {
     in_P = block;
   }
 
-  /// The output of the block before, and between its stages the softmax of an interior block, which goes to P: tensor cores
-  /// and exponentials work at the same time.
+  /// The output of the previous block. Between its stages, the softmax of an interior block is computed and written to P,
+  /// so exponentials overlap with the tensor cores.
   __device__ __forceinline__ void softmax_by_parts(const ScoreMath<config>& math) {
     constexpr int steps = S::score_keys / 16, stages = WideProducts<config>::value_stages;
     RowState& rows = out.rows;
@@ -341,7 +344,7 @@ struct WideLoop {
     for (int r = 0; r < 2; ++r) rows.sum[r] += sums[r][0] + sums[r][1];
   }
 
-  /// The output of the last block.
+  /// O += P V of the last block.
   __device__ __forceinline__ void end(const Tile& tile, const ScoreMath<config>& math) {
     products.wait_for_P();
     if constexpr (safe) return products.add_safely(out.O, in_P * S::block_kv, tile, math);
@@ -377,7 +380,7 @@ struct WideLoop {
     }
   }
 
-  /// If masks choose, the first stage of a block says which one it is.
+  /// If masks choose the blocks, the number of a block is published with its first stage.
   __device__ __forceinline__ int issue_first_chunk(int block) {
     const int stage = products.wait_for_stage();
     if constexpr (S::listed) at = listed_block(wg, stage), block = at.block();
@@ -385,7 +388,7 @@ struct WideLoop {
     return block;
   }
 
-  /// Scores become P.
+  /// Turns scores into P.
   __device__ __forceinline__ void keep(const ScoreMath<config>& math, int block) {
     typename Warpgroup<config>::PackedTile P;
     math.pack(scores, P);
@@ -395,7 +398,7 @@ struct WideLoop {
     in_P = block;
   }
 
-  /// Warpgroup::softmax_edge, with the larger of both maxima.
+  /// As softmax_edge() of warpgroup.cuh, with the larger of both warpgroups' maxima.
   __device__ __forceinline__ void softmax_edge(const ScoreMath<config>& math, int block, bool tested) {
     const int wg_begin = ptx::hide_from_compiler(math.row) / wg_rows * wg_rows, kv_begin = key_of(block);
     if constexpr (modifies_first<config.features>) {
@@ -423,7 +426,7 @@ struct WideLoop {
     math.exponentiate_any(scores, rows.max, rows.sum);
   }
 
-  /// As KvLoop::softmax_listed.
+  /// As softmax_listed() of listed_loop.cuh.
   __device__ __forceinline__ void softmax_listed(const ScoreMath<config>& math, int block) {
     if (at.raises()) {
       ptx::path<"forward/sm90 wide listed edge block">();
@@ -438,8 +441,8 @@ struct WideLoop {
   }
 };
 
-/// One tile. Returns whether some block was full and its scores were not searched for a maximum. The
-/// nonfinite-safe attempt searches every block, so there a row that saw only -inf is empty.
+/// The loop over one tile. Returns whether a block was full, so that its scores were not searched for a maximum. The
+/// nonfinite-safe attempt searches every block, so there a row whose scores were all -inf counts as empty.
 template <ForwardConfig config>
 __device__ __forceinline__ bool attend_wide(Warpgroup<config>& wg, Output<config>& out, bool safe) {
   if (safe) {
