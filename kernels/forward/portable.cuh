@@ -7,14 +7,15 @@
 #include "tile/score.cuh"
 #include "tile/tail.cuh"
 
-// Attention forward on CUDA cores: every option, every dtype, every head_dim, any GPU. The net under the faster kernels.
+// Attention forward on CUDA cores: every option, every dtype, every head_dim, any GPU. It takes what the faster kernels
+// refuse.
 //
-// One block of 256 threads takes 64 queries of one head:
+// One block of 256 threads computes 64 queries of one head:
 //
 //   for each tile of 64 keys that the queries see:
 //     S = Q K^T                            chunks of 32 of head_dim through shared memory
 //     S = score(S), hidden where masked
-//     P = exp(S - max so far)              O and the sums so far are scaled down where the maximum grew
+//     P = exp(S - max so far)              O and the sums are scaled down if the maximum grew
 //     O = O + P V                          chunks of 16 keys through shared memory
 //   O = O / sum,  lse = max + log(sum)
 
@@ -35,14 +36,14 @@ struct ForwardPortable {
     tile::WeightTile P;
   };
 
-  /// The thread's part of the running softmax and output.
+  /// This thread's part of the running softmax and output.
   struct State {
     float row_max[4];
     float row_sum[4];
     float O[4][columns];
   };
 
-  /// Scores from dot products; hidden ones are marked where the tile is not all visible.
+  /// Turns dot products into scores, and marks hidden ones unless the whole tile is visible.
   template <typename Scaled>
   __device__ static void score_tile(float (&S)[4][4], const tile::Score<features>& score, int q_begin, int kv_begin,
                                     bool some_hidden, Scaled scaled) {
@@ -62,7 +63,7 @@ struct ForwardPortable {
     }
   }
 
-  /// S becomes exp(S - row_max), the state is brought to the new maximum, and the sums take the new terms.
+  /// S = exp(S - row_max). Rescales the state to the new maximum and adds the new terms to the sums.
   __device__ static void softmax_tile(float (&S)[4][4], State& state) {
 #pragma unroll
     for (int r = 0; r < 4; ++r) {
@@ -72,7 +73,7 @@ struct ForwardPortable {
         if (!tile::is_hidden(S[r][c])) tile_max = ptx::max(tile_max, S[r][c]);
       }
       const float new_max = ptx::max(state.row_max[r], tile::row_maximum(tile_max));
-      // A row that has seen nothing but -inf keeps finite arithmetic: exp(-inf - 0) = 0.
+      // If all scores of a row were -inf, subtract 0: exp(-inf - 0) = 0, without NaN.
       const float reference = new_max == -tile::infinity ? 0 : new_max;
       const float rescale = tile::exp(state.row_max[r] - reference);
       state.row_max[r] = new_max;
@@ -89,7 +90,7 @@ struct ForwardPortable {
     }
   }
 
-  /// What a probability is of a value's code.
+  /// The factor of a probability, if values are codes with scales.
   template <typename ValueScale>
   __device__ static void scale_tile(float (&P)[4][4], int kv_begin, ValueScale value_scale) {
     const tile::ThreadPlace place;
@@ -102,7 +103,7 @@ struct ForwardPortable {
     }
   }
 
-  /// A dropped probability is hidden: what it would multiply does not count, not even as NaN.
+  /// A dropped probability is marked as hidden: its value is skipped, so a NaN there does not reach the output.
   __device__ static void drop_tile(float (&P)[4][4], const tile::Dropout& dropout, int q_begin, int kv_begin) {
     const tile::ThreadPlace place;
 #pragma unroll
@@ -131,16 +132,16 @@ struct ForwardPortable {
         const float sink = args.sink[head_idx];
         const float new_max = ptx::max(row_max, sink);
         const float reference = new_max == -tile::infinity ? 0 : new_max;
-        // The output was summed relative to row_max; so is its divisor.
+        // The output was summed relative to row_max, so the divisor must be, too.
         factor[r] = 1 / (sum + tile::exp(sink - row_max));
         if (sum == 0) factor[r] = 0;
-        if (sum != 0 && factor[r] == 0) factor[r] = tile::smallest;  // a row with keys, of which the sink leaves nothing
+        if (sum != 0 && factor[r] == 0) factor[r] = tile::smallest;  // a row that has keys, but the sink dominates
         sum = sum * tile::exp(row_max - reference) + tile::exp(sink - reference);
         row_max = new_max;
       } else {
         factor[r] = sum == 0 ? 0 : 1 / sum;
       }
-      if (factor[r] == 0) {  // a row without keys: zero, whatever the sum holds
+      if (factor[r] == 0) {  // a row without keys is zero, whatever the sum holds
 #pragma unroll
         for (float& value : state.O[r]) value = 0;
       }
@@ -192,7 +193,7 @@ __device__ __forceinline__ void forward_portable(const AttentionArgs& args) {
     if (some_hidden) ptx::path<"forward/portable edge tile">();
     if (!some_hidden) ptx::path<"forward/portable inner tile">();
     float S[4][4]{};
-    float own[features.latent ? 4 : 1][4]{};  // of the columns that a latent key has behind its value's
+    float own[features.latent ? 4 : 1][4]{};  // for the columns of a latent key that are not part of its value
     if constexpr (features.latent) {
       auto own_Q = Q;
       own_Q.data += config.head_dim_v;

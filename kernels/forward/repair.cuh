@@ -5,14 +5,14 @@
 #include "tile/score.cuh"
 #include "tile/warp_row.cuh"
 
-// A row of O by one warp, multiplying nothing that is hidden or dropped: for the rows that 0 * NaN reached in a tensor-core
-// product (tile/warp_row.cuh).
+// Computes a row of O by one warp, without multiplying anything hidden or dropped. It repairs rows that 0 * NaN has reached
+// in a tensor-core product (tile/warp_row.cuh).
 
 namespace flash_attention {
 
 using namespace abi;
 
-/// O of query i, which is in use and whose log-sum-exp is known.
+/// O of query i. The query is in use, and its log-sum-exp is known.
 template <ForwardConfig config>
 __device__ __forceinline__ tile::WarpRow<config.head_dim_v> repaired_output(const AttentionArgs& args,
                                                                             const tile::Sequence& sequence, int head_idx,
@@ -29,15 +29,15 @@ __device__ __forceinline__ tile::WarpRow<config.head_dim_v> repaired_output(cons
   const tile::KeyRange range = score.keys_of(i);
   tile::WarpRow<config.head_dim_v> sum;
   if (lse == -tile::infinity) return sum;  // no score is above -inf, and -inf - lse would be NaN
-  if (features.dropout && lse != lse) {    // NaN, whatever dropout takes away
+  if (features.dropout && lse != lse) {    // the row is NaN, even if dropout drops the NaN scores
 #pragma unroll
     for (float& element : sum.sum) element = lse;
   }
-  // Normalised by what is computed here, not by lse: that is rounded to 2^-24 of its size, and the dot products that it is
-  // made of are not these. Of 8-bit products tensor cores keep 14 bits.
+  // Normalised by the sum that is computed here, not by lse: lse is rounded to 2^-24 of its size, and was computed from
+  // other dot products. (Of 8-bit products tensor cores keep 14 bits.)
   float max = features.sink ? args.sink[head_idx] : -tile::infinity, weights = 0;
 #pragma unroll 1
-  for (int step = 0; step < 2; ++step) {  // for the largest score, then for all
+  for (int step = 0; step < 2; ++step) {  // first find the largest score, then add up
     if (features.sink && step == 1) weights = tile::exp(args.sink[head_idx] - max);
 #pragma unroll 1
     for (int j = range.begin; j < range.end; ++j) {
@@ -60,7 +60,7 @@ __device__ __forceinline__ tile::WarpRow<config.head_dim_v> repaired_output(cons
       float p = tile::exp(full - max);
       weights += p;
       if (features.dropout && !dropout.keeps(i, j)) continue;
-      if (features.score_program && p == 0) continue;  // a score of -inf
+      if (features.score_program && p == 0) continue;  // the program gave -inf
       if constexpr (features.token_scales) {
         p *= tile::token_scale<features>(args, args.V_scale, sequence, kv_head_idx, j);
       } else if constexpr (features.kv_scales) {
@@ -74,8 +74,8 @@ __device__ __forceinline__ tile::WarpRow<config.head_dim_v> repaired_output(cons
   return sum;
 }
 
-/// The log-sum-exp of query i, written again where tensor cores made NaN of it: an Inf in two parts is one. Others are
-/// returned as they are.
+/// Returns the log-sum-exp of query i. If it is NaN because an Inf was split in two parts, it is computed and written
+/// again.
 template <ForwardConfig config>
 __device__ __forceinline__ float repair_lse(const AttentionArgs& args, const tile::Sequence& sequence, int head_idx, int i,
                                             float lse) {
@@ -102,7 +102,7 @@ __device__ __forceinline__ float repair_lse(const AttentionArgs& args, const til
   return lse;
 }
 
-/// repaired_output into a row of a swizzled tile. Nothing for a query that is not in use.
+/// Writes repaired_output to a row of a swizzled tile. Does nothing for a query that is not in use.
 template <ForwardConfig config, typename Tile>
 __device__ __forceinline__ void repair_output(const AttentionArgs& args, const tile::Sequence& sequence, int head_idx,
                                               int i, float lse, unsigned tile_address, int row) {

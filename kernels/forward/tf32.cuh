@@ -3,16 +3,15 @@
 #include "forward/sm80/kernel.cuh"
 #include "tile/split.cuh"
 
-// Attention forward of float32 on tensor cores, if precision is not ieee: sm_80 and up, the whole contract.
+// Attention forward of float32 on tensor cores (precision tf32 or auto): sm_80 and up, the whole contract.
 //
-// It is forward/sm80 with products of floats in two parts each (tile/split.cuh): the same loop, copies, scores and
-// epilogue:
+// It is forward/sm80 with floats split in two parts each (tile/split.cuh): the same loop, copies, scores and epilogue.
 //
 //     for each KV block:  S = Q K^T;  P = softmax step;  O = O * rescale + P V
 //     O / sum, lse -> global
 //
-// Q is read from shared memory and split for each block of keys; probabilities go from one product into the next
-// in registers, for which V's rows are contracted in another order.
+// Q is read from shared memory and split again for each KV block. Probabilities stay in registers between the products,
+// which requires another order of V's rows in the second product.
 
 namespace flash_attention {
 

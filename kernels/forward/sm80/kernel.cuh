@@ -2,10 +2,12 @@
 
 // Attention forward with mma.sync and cp.async: sm_80 and up, 16-bit types, the whole contract.
 //
-// A thread block takes one work tile: block_q queries of one head, 16 or 32 rows per warp. It loops over the KV blocks from
-// the last to the first. K and V have one buffer each: V lands while Q K^T is computed, the next K while P V is.
+// A thread block processes one work tile: block_q queries of one head, 16 or 32 rows a warp. It visits the KV blocks from
+// the last to the first. K and V have one buffer each: V arrives while Q K^T is computed, and the next K while P V is
+// computed. Each iteration has two barriers, because a buffer is shared by all warps: one before K (and the end of the
+// previous V), one before V (and the end of K). A warp's registers hold S and O, and Q if it has at most 32 registers.
 //
-//   Q -> shared (-> registers where they fit);  prefetch K of the last block
+//   Q -> shared memory (-> registers if it fits); prefetch K of the last block
 //   for each KV block:
 //     wait for K;  prefetch V;       S = Q K^T             registers    multiply_keys
 //     wait for V;  prefetch next K;  P = softmax step      registers    score_tile, tile/softmax.cuh
@@ -39,25 +41,26 @@ struct ForwardSm80Shape {
   static constexpr int dim = tile::round_up(config.head_dim, 16), dim_v = tile::round_up(config.head_dim_v, 16);
   static constexpr int rows_per_warp = block_q / config.num_warps;
   static constexpr int m_tiles = rows_per_warp / 16;
-  // Floats are multiplied in two parts each (tile/split.cuh): forward/tf32.
+  // forward/tf32: floats are split in two parts each for the products (tile/split.cuh).
   static constexpr bool split = type == Type::float32;
   static constexpr int q_steps = dim / (split ? 8 : 16);
   static constexpr bool Q_in_registers = !split && m_tiles * q_steps <= 8;  // 32 registers
-  // S and O fill 192 registers or more: the row sums, touched once a tile, are kept where they cost none.
+  // If S and O fill 192 registers or more, the row sums are in shared memory: they are used only once a tile.
   static constexpr bool sums_in_shared = m_tiles * (block_kv + dim_v) / 2 >= 192;
-  // A NaN or Inf that some query may not see reaches it through 0 * NaN in P V; such rows are done again. So are those
-  // that see an Inf in two parts.
+  // A NaN or Inf in V reaches queries that do not see it through 0 * NaN in P V. Such rows are computed again (repair). So
+  // are rows that see an Inf which was split in two parts.
   static constexpr bool repairs_rows = tile::Score<features>::hides || features.dropout || split;
-  // A float of less than 2^-112 has fewer bits in two parts: nothing below 2^-136 is kept. A row of O that is nowhere as
-  // large as this is done again, too.
+  // A float below 2^-112 loses bits when it is split in two parts; nothing below 2^-136 is kept. A row of O whose elements
+  // are all below this limit is computed again, too.
   static constexpr float tiny_row = 0x1p-100f;
-  // What dropout keeps may be far below a row's maximum, and is scaled up at the end: float16 uses all of its range for it.
+  // A probability that dropout keeps may be far below the row's maximum, and is scaled up at the end. In float16 it is
+  // therefore scaled by this factor, to use the whole range.
   static constexpr int log2_P_scale = features.dropout && type == Type::float16 ? 15 : 0;
   using Element = ptx::Element<type>;
   static constexpr int head_dim = config.head_dim, head_dim_v = config.head_dim_v;
   static_assert(block_kv % 16 == 0 && rows_per_warp % 16 == 0 && m_tiles <= 2);
 
-  static constexpr int halves = sizeof(Element) / 2;  // columns of a tile that an element takes
+  static constexpr int halves = sizeof(Element) / 2;  // 16-bit columns of a tile for each element
   using QTile = tile::SwizzledTile<block_q, halves * dim>;
   using OTile = tile::SwizzledTile<block_q, halves * dim_v>;
   using KTile = tile::SwizzledTile<block_kv, halves * dim>;
@@ -66,11 +69,11 @@ struct ForwardSm80Shape {
   struct SharedStorage {
     union {
       QTile Q;
-      OTile O;  // a warp writes the rows whose queries it alone has read, before the last tile's second barrier
+      OTile O;  // over Q: a warp writes only rows of which it alone has read the queries
     };
     KTile K;
     VTile V;
-    float sums[sums_in_shared ? 2 * m_tiles : 1][sums_in_shared ? threads : 1];  // each thread its own
+    float sums[sums_in_shared ? 2 * m_tiles : 1][sums_in_shared ? threads : 1];  // one place for each thread
   };
 
   __device__ __forceinline__ static tile::BlockCoordinates block_of(const AttentionArgs& args, int block_idx) {
@@ -128,7 +131,7 @@ struct ForwardSm80 {
     tile::copy_tile_async<threads, config.head_dim, QTile>(Q_smem, from, thread);
     ptx::copy_async_commit();
   }
-  /// The tile that comes after tile_idx + 1: the one before it of which the masks show something, or tiles.begin - 1.
+  /// The next tile to visit: tile_idx, or the nearest before it of which the masks show something; or tiles.begin - 1.
   __device__ __forceinline__ int tile_below(int tile_idx, const tile::TileRange& tiles,
                                             tile::VisibleTiles& visible_tiles) const {
     if constexpr (!tile::Score<features>::skips_tiles) return tile_idx;
@@ -165,7 +168,7 @@ struct ForwardSm80 {
         [&](unsigned(&B)[4], int n, int step) { ptx::ldmatrix_x4(B, KTile::step(K_address, 2 * step) + n * 16 * 128); });
   }
 
-  /// Scores from dot products, -inf where hidden; P = 0 where dropped.
+  /// Turns dot products into scores, -inf if hidden; after the softmax sets dropped probabilities to 0.
   template <bool some_hidden>
   __device__ __forceinline__ void score_tile(Scores& S, int kv_begin) const;
   __device__ __forceinline__ void drop_tile(Scores& P, int kv_begin) const;
@@ -190,7 +193,7 @@ struct ForwardSm80 {
         });
   }
 
-  /// The same two products of floats (tf32.cuh).
+  /// The same two products for floats (tf32.cuh).
   __device__ __forceinline__ void multiply_split_keys(Scores& S) const;
   __device__ __forceinline__ void add_split_values(const Scores& P);
 
@@ -206,13 +209,13 @@ struct ForwardSm80 {
   __device__ __forceinline__ void attend(const tile::TileRange& tiles) {
     tile::VisibleTiles visible_tiles;
     int tile_idx = tile_below(tiles.end - 1, tiles, visible_tiles);
-    if (tile_idx < tiles.begin) return;  // the masks hide all of it
+    if (tile_idx < tiles.begin) return;  // the masks hide all tiles
     sm80::KeyCopies<ForwardSm80, features.paged> copies(*this, tile_idx * block_kv);
     load_Q();
     copies.template load_K<true>();
     if constexpr (Q_in_registers) {
       ptx::copy_async_wait<1>();
-      __syncthreads();  // Q has landed, from every thread's copies
+      __syncthreads();  // Q has landed: cp.async waits only for a thread's own copies
       keep_Q();
     }
     if constexpr (sums_in_shared) {
@@ -270,9 +273,9 @@ struct ForwardSm80 {
   /// Writes lse, and O through the warp's own rows of shared memory.
   __device__ __forceinline__ void finish();
 };
-// The scores of forward/sm80 in registers, between Q K^T and softmax: options and mask; and dropout after it.
+// Scores of forward/sm80 in registers: options and mask between Q K^T and the softmax, dropout after it.
 
-/// Scores from dot products, -inf where hidden.
+/// Turns dot products into scores; -inf if hidden.
 template <ForwardConfig config>
 template <bool some_hidden>
 __device__ __forceinline__ void ForwardSm80<config>::score_tile(Scores& S, int kv_begin) const {
@@ -282,7 +285,8 @@ __device__ __forceinline__ void ForwardSm80<config>::score_tile(Scores& S, int k
     for (int half = 0; half < 2; ++half) {
       const int i = q_begin + warp_row + 16 * m + place.row + 8 * half;
       const tile::KeyRange range = score.keys_of(i);
-      // Without hidden scores the tile's last rows may still not exist: they read the last row's bias and are not stored.
+      // Even if no score is hidden, rows past the last query may be in the tile. They read the last row's bias and are not
+      // stored.
       const int existing = some_hidden ? i : tile::min(i, score.len_q - 1);
 #pragma unroll
       for (int n = 0; n < block_kv / 8; ++n) {
@@ -300,7 +304,7 @@ __device__ __forceinline__ void ForwardSm80<config>::score_tile(Scores& S, int k
   }
 }
 
-/// P = 0 where dropped; the factor 1 / (1 - p) waits for the end.
+/// Sets dropped probabilities to 0. The factor 1 / (1 - p) is applied at the end.
 template <ForwardConfig config>
 __device__ __forceinline__ void ForwardSm80<config>::drop_tile(Scores& P, int kv_begin) const {
   const tile::Dropout dropout(args, sequence.batch_idx, head_idx);
@@ -319,13 +323,14 @@ __device__ __forceinline__ void ForwardSm80<config>::drop_tile(Scores& P, int kv
   }
 }
 
-// The epilogue of forward/sm80: O / sum -> shared -> global, 16 bytes per lane; lse; rows that 0 * NaN has reached again.
+// The epilogue of forward/sm80: O / sum -> shared memory -> global memory, 16 bytes a lane; lse; repair of rows that 0 *
+// NaN has reached.
 
 /// Writes lse, and O through the warp's own rows of shared memory.
 template <ForwardConfig config>
 __device__ __forceinline__ void ForwardSm80<config>::finish() {
-  // Where the block is, worked out once more, from an index that the compiler cannot recognise: kept through the main
-  // loop it would cost registers that are not there.
+  // The block's place is computed again, from an index that the compiler cannot recognise. If it were kept through the main
+  // loop, it would need registers that the loop does not have.
   const auto block = Shape::block_of(args, ptx::hide_from_compiler(blockIdx.x));
   const tile::Sequence sequence = tile::make_sequence<features>(args, block.batch_idx);
   const int head_idx = block.head_idx, q_begin = block.tile_idx * block_q;
@@ -333,7 +338,7 @@ __device__ __forceinline__ void ForwardSm80<config>::finish() {
   float sink = -tile::infinity;
   if constexpr (features.sink) sink = args.sink[head_idx];
   float lse[m_tiles][2];
-  float check = 0;  // NaN if anything is not finite, or too small for the parts of floats
+  float check = 0;  // becomes NaN if an output is not finite, or too small to be split
 #pragma unroll
   for (int m = 0; m < m_tiles; ++m) {
 #pragma unroll
@@ -369,7 +374,7 @@ __device__ __forceinline__ void ForwardSm80<config>::finish() {
       }
     }
   }
-  __syncwarp();  // the warp's rows are in shared memory
+  __syncwarp();  // all lanes have written the warp's rows
   if constexpr (repairs_rows) {
     if (ptx::any(check != check)) {
 #pragma unroll 1

@@ -1,8 +1,8 @@
 #pragma once
 
-// Tiles of K and V out of pages into swizzled shared memory by cp.async, 16 bytes a lane. A warp copies the same rows of
-// every tile; a lane looks up the page of one or two of them, once for K and V and before the copies need it, so that the
-// table's latency is hidden by other work.
+// Copies tiles of K and V from pages to swizzled shared memory with cp.async, 16 bytes a lane. A warp copies the same rows
+// of every tile. A lane looks up the pages of one or two rows, once for K and V, before the copies need them: so other work
+// hides the latency of the table.
 
 #include "ptx/async.cuh"
 #include "ptx/registers.cuh"
@@ -14,8 +14,8 @@
 
 namespace flash_attention::sm80 {
 
-/// Where this warp's rows of a tile of `rows` keys are. It is kept through a kernel's main loop, so it keeps no more than
-/// that.
+/// The pages of this warp's rows of a tile of `rows` keys. It lives through the kernel's main loop, so it holds nothing
+/// else.
 template <int threads, int rows>
 struct PagedPlaces {
   static constexpr int own_rows = rows / (threads / 32);
@@ -24,8 +24,8 @@ struct PagedPlaces {
 
   int page[per_lane], row[per_lane];  // of rows lane, lane + 32, ... of this warp's; row -1: no query sees the key
 
-  /// The places of the tile that begins at kv_begin. Keys outside of `seen` are not looked up: their entries of the table
-  /// may be anything.
+  /// Looks up the tile that begins at kv_begin. Keys outside of `seen` are skipped: their entries of the table may be
+  /// anything.
   __device__ __forceinline__ void look_up(const abi::AttentionArgs& args, int batch_idx, const tile::KeyRange& seen,
                                           int kv_begin) {
     const int* table = args.page_table + batch_idx * args.page_table_stride;
@@ -40,17 +40,18 @@ struct PagedPlaces {
     }
   }
 
-  /// Starts the copy of the tile's rows of one head of K or V. Keys that no query sees become zero and are not read, nor
-  /// are columns at or past `dim`. The caller commits and waits.
+  /// Starts to copy the tile's rows of one head of K or V. Keys that no query sees, and columns from `dim` on, become zero
+  /// without being read. The caller commits and waits.
   template <int dim, typename Tile, typename Element>
   __device__ __forceinline__ void copy(unsigned address, const abi::TensorView& view, int head_idx) const {
     constexpr int chunks = Tile::columns / 8, per_chunk = Tile::template per_chunk<Element>;
     static_assert(dim % per_chunk == 0 && dim <= chunks * per_chunk && Tile::rows == rows);
     const auto* base = static_cast<const Element*>(view.data) + head_idx * view.head_stride;
     const int first = first_row();
-    // Unrolled further, the addresses would fill the registers.
+    // A larger factor would take too many registers for addresses.
 #pragma unroll 2
-    for (int index = lane(); index < tile::ceil_div(own_rows * chunks, 32) * 32; index += 32) {  // all lanes: they shuffle
+    for (int index = lane(); index < tile::ceil_div(own_rows * chunks, 32) * 32;
+         index += 32) {  // all lanes take part, because they shuffle
       const int r = index / chunks, chunk = index % chunks;
       int its_page = ptx::shuffle(page[0], r % 32), its_row = ptx::shuffle(row[0], r % 32);
 #pragma unroll
@@ -71,10 +72,10 @@ struct PagedPlaces {
   __device__ __forceinline__ static int first_row() { return thread() / 32 * own_rows; }
 };
 
-// Tiles of K and V for forward/sm80 by cp.async, from rows one stride apart or out of pages, into the one buffer that each
-// has: K of a tile, its V, K of the next.
+// The loads of forward/sm80 with cp.async, from rows at a fixed stride or from pages. K and V have one buffer each; the
+// order is K of a tile, its V, K of the next tile.
 
-/// The tile that begins at key kv_begin comes first. Only that one may miss rows at its end.
+/// The first tile begins at key kv_begin. Only this tile may have rows at its end that do not exist.
 template <typename Kernel, bool paged>
 struct KeyCopies {
   using Element = const typename Kernel::Element;
@@ -93,7 +94,7 @@ struct KeyCopies {
     K.template start<some_missing>(kernel.K_smem, kernel.thread);
     ptx::copy_async_commit();
   }
-  /// V of the tile whose K came last; the next tile is `distance` keys further on, at key `next`.
+  /// Loads V of the tile whose K was loaded last. The next tile begins at key `next`, `distance` keys away.
   __device__ __forceinline__ void load_V(int distance, int /*next*/) {
     V.template start<true>(kernel.V_smem, kernel.thread);
     ptx::copy_async_commit();
@@ -116,7 +117,7 @@ struct KeyCopies<Kernel, true> {
     places.template copy<Kernel::head_dim, typename Kernel::KTile, Element>(kernel.K_smem, kernel.args.K, kv_head());
     ptx::copy_async_commit();
   }
-  /// K of the next tile has the same places as its V: they are looked up here, under Q K^T.
+  /// Loads V, then looks up the pages of the next tile, for its K and its V, while Q K^T is computed.
   __device__ __forceinline__ void load_V(int /*distance*/, int next) {
     places.template copy<Kernel::head_dim_v, typename Kernel::VTile, Element>(kernel.V_smem, kernel.args.V, kv_head());
     ptx::copy_async_commit();
@@ -126,7 +127,7 @@ struct KeyCopies<Kernel, true> {
 
  private:
   __device__ __forceinline__ void look_up(int kv_begin) {
-    // Tiles end where the last query's keys do: of the last one's rows all that exist have pages.
+    // Tiles end with the last query's keys, so every row of the last tile that exists has a page.
     const tile::KeyRange seen{kernel.score.keys_of(kernel.q_begin).begin, kernel.score.visible_kv};
     places.look_up(kernel.args, kernel.sequence.batch_idx, seen, kv_begin);
   }

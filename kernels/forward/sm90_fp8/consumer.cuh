@@ -1,6 +1,6 @@
 #pragma once
 
-// A consumer warpgroup of forward/sm90_fp8: its two products, S = Q K^T and O += P V, and its sums of O in fp32.
+// A consumer warpgroup of forward/sm90_fp8: its state, its two products S = Q K^T and O += P V, and the sums of O in fp32.
 
 #include "forward/sm90/warpgroup.cuh"
 #include "forward/sm90_fp8/softmax.cuh"
@@ -20,7 +20,7 @@ struct Warpgroup {
   using PackedTile = typename Softmax<config>::PackedTile;
   using OutputTile = float[S::width_v / 2];
 
-  // What forward/sm90/warpgroup.cuh finds here.
+  // Members that the functions of forward/sm90/warpgroup.cuh use.
   const AttentionArgs& args;
   SharedStorage<config>& shared;
   const int warpgroup;
@@ -30,7 +30,7 @@ struct Warpgroup {
 
   // -- products ---------------------------------------------------------------------------------------------------------
 
-  /// Of rows of so many bytes, which are the width of the swizzle.
+  /// The descriptor of a tile whose rows have `row_bytes`, which is also the width of the swizzle.
   __device__ __forceinline__ static Descriptor descriptor(const void* tile, int row_bytes) {
     return Descriptor(ptx::wgmma_descriptor(tile, 0, 8 * row_bytes, row_bytes));
   }
@@ -39,7 +39,7 @@ struct Warpgroup {
   __device__ __forceinline__ void issue_scores(ScoreTile& scores, int k_stage) const {
     const Descriptor Q = descriptor(shared.Q[q_state(*this).stage][warpgroup], chunk_dim);
     const Descriptor K = descriptor(shared.K[k_stage], chunk_dim);
-    ptx::wgmma_fence();  // softmax is done with these registers
+    ptx::wgmma_fence();  // orders the softmax's accesses to these registers before the product's
 #pragma unroll
     for (int step = 0; step < S::steps_qk; ++step) {
       const int chunk = step / 4, inside = step % 4 * 32;
@@ -52,7 +52,7 @@ struct Warpgroup {
   /// Issues O += P V, or O = P V.
   __device__ __forceinline__ void issue_output(OutputTile& O, const PackedTile& P, int v_stage, bool accumulate) const {
     const Descriptor V = descriptor(shared.V[v_stage], S::v_chunk);
-    ptx::wgmma_fence();  // O and P have been written by ordinary instructions
+    ptx::wgmma_fence();  // ordinary instructions have written O and P
 #pragma unroll
     for (int step = 0; step < S::steps_pv; ++step) {
       const int chunk = step * 32 / S::v_chunk, inside = step * 32 % S::v_chunk;
@@ -64,17 +64,17 @@ struct Warpgroup {
 
   // -- sums in fp32 -----------------------------------------------------------------------------------------------------
 
-  /// This thread's sums, four at a time: neighbours of a warp are side by side.
+  /// This thread's sums, four at a time; neighbouring lanes are adjacent in memory.
   __device__ __forceinline__ unsigned sums_address() const {
     return ptx::shared_address(shared.O[warpgroup]) + static_cast<unsigned>(ptx::hide_from_compiler(thread)) * 16;
   }
 
-  /// The store of the tile before has read the memory that the sums take.
+  /// The sums share memory with the output. Waits until the previous tile's store has read it.
   __device__ __forceinline__ void take_sums() const {
     if (thread == 0) ptx::bulk_wait_read<0>();
     sync(*this);
   }
-  /// The sums become O, or O and what they were times `factor`.
+  /// sums = O, or sums = sums * factor + O.
   __device__ __forceinline__ void flush(const OutputTile& O, const float (&factor)[2], bool first) const {
     const unsigned address = sums_address();
 #pragma unroll

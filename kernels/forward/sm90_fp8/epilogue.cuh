@@ -1,7 +1,7 @@
 #pragma once
 
-// The end of a tile in forward/sm90_fp8: divide by the row sums, write lse, store O through shared memory. A row that NaN
-// or Inf behind a mask has reached, by a product with 0, is computed again.
+// The end of a tile in forward/sm90_fp8: divide by the row sums, write lse, store O through shared memory. A row that a
+// hidden NaN or Inf has reached through a product with 0 is computed again.
 
 #include "forward/repair.cuh"
 #include "forward/sm90_fp8/consumer.cuh"
@@ -29,7 +29,7 @@ struct Epilogue {
   __device__ __forceinline__ void finish(const Tile& tile, OutputTile& O, const RowState& rows) const {
     const ScoreMath<config> math(wg.args, tile, tile.q_begin + wg.warpgroup * wg_rows + thread / 32 * 16, thread % 32);
     const bool visited_interior = sees_interior(wg);
-    float sum[2] = {rows.sum[0], rows.sum[1]};  // four threads hold a row
+    float sum[2] = {rows.sum[0], rows.sum[1]};  // four threads share a row
 #pragma unroll
     for (int lanes = 1; lanes <= 2; ++lanes) {
 #pragma unroll
@@ -37,13 +37,14 @@ struct Epilogue {
     }
     const float v_scale =
         tile::head_scale<features>(wg.args.V_scale, tile.sequence.batch_idx, tile.head_idx / wg.args.group);
-    float factor[2], lse[2], poison[2] = {0, 0};  // NaN once an output of the row is not finite
+    float factor[2], lse[2], poison[2] = {0, 0};  // becomes NaN if any output of the row is not finite
     bool used[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       used[r] = math.row + 8 * r < math.score.len_q;
-      const bool empty = rows.max[r] == -tile::infinity && sum[r] == 0.0f && !visited_interior;  // scores may all be NaN
-      const float maximum = ScoreMath<config>::finite(rows.max[r]) * math.exponent_scale;        // in powers of 2
+      const bool empty =
+          rows.max[r] == -tile::infinity && sum[r] == 0.0f && !visited_interior;  // not empty if all scores were NaN
+      const float maximum = ScoreMath<config>::finite(rows.max[r]) * math.exponent_scale;  // in powers of 2
       factor[r] = used[r] && !empty ? v_scale * ptx::reciprocal(sum[r]) : 0.0f;
       lse[r] = used[r] && !empty ? (maximum - top + ptx::log2(sum[r])) * tile::ln_2 : -tile::infinity;
     }
@@ -52,9 +53,9 @@ struct Epilogue {
       const int r = i / 2 % 2;
       O[i] *= factor[r];
       poison[r] = ptx::fma(O[i], 0.0f, poison[r]);
-      if constexpr (features.seqused_q) O[i] = factor[r] != 0.0f ? O[i] : 0.0f;  // unused rows are 0 whatever was there
+      if constexpr (features.seqused_q) O[i] = factor[r] != 0.0f ? O[i] : 0.0f;  // unused rows are 0 even if they hold NaN
     }
-    wg.take_sums();  // the sums have been added, and the store before this one has read the memory
+    wg.take_sums();  // adds the sums, and waits until the previous store has read the memory
     place(O);
     repair(tile, used, lse, poison, sum);
     store(tile);
@@ -68,8 +69,8 @@ struct Epilogue {
   }
 
  private:
-  /// O in 16 bits to the warpgroup's memory. stmatrix stores 16 x 16: a lane gives the address of row lane % 16, columns
-  /// 8 (lane / 16) on.
+  /// Writes O in 16 bits to the warpgroup's memory. stmatrix stores 16 x 16 elements: a lane provides the address of row
+  /// lane % 16, from column 8 (lane / 16) on.
   __device__ __forceinline__ void place(const OutputTile& O) const {
     const unsigned row = thread / 32 * 16 + thread % 16;
     const unsigned first = row * 128 + (thread / 16 % 2 ^ row % 8) * 16;  // of the first 16 columns
@@ -82,7 +83,8 @@ struct Epilogue {
     }
   }
 
-  /// The rows of this warp whose output is not finite though their sum is: row by row, touching only what is visible.
+  /// Repairs the rows of this warp whose output is not finite although their sum is: each row is computed again from
+  /// visible keys only.
   __device__ __forceinline__ void repair(const Tile& tile, const bool (&used)[2], const float (&lse)[2],
                                          const float (&poison)[2], const float (&sum)[2]) const {
     bool mine = false;
@@ -90,7 +92,7 @@ struct Epilogue {
     for (int r = 0; r < 2; ++r) mine = mine || (used[r] && poison[r] != 0.0f && sum[r] < tile::infinity);
     if (!ptx::any(mine)) return;
     ptx::path<"forward/sm90_fp8 repaired row">();
-    __syncwarp();  // the rows have been placed
+    __syncwarp();  // all lanes have written
     const int first_row = static_cast<int>(thread / 32 * 16);
 #pragma unroll 1
     for (int row = 0; row < 16; ++row) {
@@ -111,15 +113,15 @@ struct Epilogue {
     }
   }
 
-  /// By TMA; waited for when the memory is needed again.
+  /// Stores O with TMA. The wait is at the next use of the memory.
   __device__ __forceinline__ void store(const Tile& tile) const {
     const int first_row = tile.q_begin + wg.warpgroup * wg_rows;
     const int rows = tile.sequence.rows_q - first_row;
-    ptx::fence_async_shared();  // what was written, before TMA reads it
-    sync(wg);                   // by the whole warpgroup
+    ptx::fence_async_shared();  // orders the writes before TMA reads
+    sync(wg);                   // the whole warpgroup has written
     if (features.packed && rows < wg_rows) {
       ptx::path<"forward/sm90_fp8 end of a packed sequence">();
-      copy_rows(tile, rows);  // TMA would write into the next sequence
+      copy_rows(tile, rows);  // a box of TMA would overwrite rows of the next sequence
     } else if (thread == 0 && rows > 0) {
 #pragma unroll
       for (int c = 0; c < S::o_chunks; ++c) {
@@ -131,7 +133,7 @@ struct Epilogue {
     }
   }
 
-  /// Rows by ordinary stores, 16 bytes each.
+  /// Copies rows with ordinary stores of 16 bytes.
   __device__ __forceinline__ void copy_rows(const Tile& tile, int rows) const {
     const auto out = tile::query_rows<typename S::Element, features>(wg.args.O, tile.sequence, tile.head_idx);
     const int first_row = tile.q_begin + wg.warpgroup * wg_rows;

@@ -2,16 +2,16 @@
 
 // Attention forward for sm_90 (Hopper) with Q, K and V in 8 bits: TMA, wgmma of e4m3 or e5m2, warp specialisation.
 //
-// The structure is that of forward/sm90, with whose tiles and schedule it works: one producer warp, two or three warpgroups
-// of 64 queries. What 8 bits change:
+// The structure is that of forward/sm90, and its tiles and schedule are used: one producer warp, two or three consumer
+// warpgroups of 64 queries each. Differences, because operands have 8 bits:
 //
-//     V        comes transposed, from a first launch that also puts its keys in the order of P        transpose.cuh
-//     P        is rounded to e4m3, from a range that the reference of a row's softmax gives it          softmax.cuh
-//     O        leaves the tensor core every few blocks, for sums in fp32 in shared memory               consumer.cuh
-//     scales   Q's and K's are part of the scale of the scores, V's is part of the last factor          epilogue.cuh
+//     V       is transposed by a first launch, which also puts its keys in the order of P       transpose.cuh
+//     P       is rounded to e4m3; the reference of a row's softmax sets its range              softmax.cuh
+//     O       is added every few blocks to sums in fp32 in shared memory                       consumer.cuh
+//     scales  of Q and K are part of the scale of the scores, that of V of the last factor     epilogue.cuh
 //
-//     producer warp:    for each tile: Q, and block after block K and V^T, into rings of stages        producer.cuh
-//     warpgroups:      for each tile: S = Q K^T, softmax, O += P V; O / sum to memory                 kv_loop.cuh
+//     producer warp, for each tile:     load Q;  for each KV block: load K and V^T into a free stage      producer.cuh
+//     consumer warpgroup, for each tile:  S = Q K^T, softmax, O += P V for each KV block; store O / sum    kv_loop.cuh
 
 #include "forward/sm90_fp8/epilogue.cuh"
 #include "forward/sm90_fp8/kv_loop.cuh"
@@ -22,7 +22,7 @@
 namespace flash_attention {
 namespace forward_sm90_fp8 {
 
-/// One tile, from its first block to its store.
+/// Processes one tile, from its first block to its store.
 template <ForwardConfig config>
 __device__ __forceinline__ void attend(Warpgroup<config>& wg, Work work) {
   typename Warpgroup<config>::OutputTile O;
@@ -31,7 +31,7 @@ __device__ __forceinline__ void attend(Warpgroup<config>& wg, Work work) {
     ptx::path<"forward/sm90_fp8 empty tile">();
 #pragma unroll
     for (float& x : O) x = 0;
-    sync(wg);  // all have seen the tile: no product made them meet
+    sync(wg);  // all have read the tile, before one releases it
     release_queries(wg);
   } else {
     KvLoop<config>{wg, O, rows}.run();
@@ -49,10 +49,10 @@ __device__ __forceinline__ void forward_sm90_fp8_kernel(const abi::AttentionArgs
   auto& shared = ptx::shared_storage<SharedStorage<config>>();
   if (threadIdx.x == 0) forward_sm90::init_barriers<S>(shared);
   ptx::barrier_sync(barrier_all, S::threads);                                         // all threads see the barriers
-  const int warpgroup = ptx::shuffle(static_cast<int>(threadIdx.x) / wg_threads, 0);  // known to be the same in a warp
+  const int warpgroup = ptx::shuffle(static_cast<int>(threadIdx.x) / wg_threads, 0);  // the compiler knows: uniform
 
   if (warpgroup == 0) {
-    if (threadIdx.x >= 32) tile::clear_output_tail<config>(args, threadIdx.x - 32, wg_threads - 32);  // idle otherwise
+    if (threadIdx.x >= 32) tile::clear_output_tail<config>(args, threadIdx.x - 32, wg_threads - 32);  // they are idle
     ptx::registers_decrease<S::load_registers>();
     if (threadIdx.x != 0) return;
     Schedule<config> schedule(args, nullptr);
@@ -72,7 +72,7 @@ __device__ __forceinline__ void forward_sm90_fp8_kernel(const abi::AttentionArgs
 #pragma unroll 1
     for (;; ++wg.num_tiles) {
       const PipelineState<S::q_stages> q = q_state(wg);
-      ptx::mbarrier_wait(shared.Q_full[q.stage][wg.warpgroup], q.phase);  // the next tile is ready, and its Q
+      ptx::mbarrier_wait(shared.Q_full[q.stage][wg.warpgroup], q.phase);  // the next tile and its Q are ready
       const Work work = work_of(wg);
       if (work == Work::none) break;
       attend(wg, work);

@@ -1,23 +1,23 @@
 #pragma once
 
-// A warpgroup of forward/sm90_fp8 that attends: 64 query rows of a tile, all blocks of keys.
+// The loop of a consumer warpgroup of forward/sm90_fp8: 64 query rows of a tile, all KV blocks.
 //
 //     S = Q K(first)^T; P = softmax(S)
 //     for the other blocks:
-//       issue S = Q K^T; now and then, while it runs: sums += O, and O begins anew
-//       issue O += P V of the block before
+//       issue S = Q K^T; every few blocks, while it runs: sums += O, O = 0
+//       issue O += P V of the previous block
 //       P = softmax(S)
 //     O += P V(last);  O += sums
 //
-// The warpgroups issue products alternately (ping-pong): while one does softmax, another's products run.
+// The warpgroups issue products alternately (ping-pong): while one computes its softmax, products of another run.
 
 #include "forward/sm90_fp8/consumer.cuh"
 #include "ptx/path.cuh"
 
 namespace flash_attention::forward_sm90_fp8 {
 
-/// Blocks that only other warpgroups see. Ping-pong goes on all the same. A stage that is freed while its K or V is still
-/// under way would let the next wait for that stage return at once.
+/// Skips blocks that only other warpgroups see. The warpgroup still takes its turn in the ping-pong. It waits for K and V
+/// before it releases the stage: otherwise the next wait for that stage could return at once.
 template <ForwardConfig config>
 __device__ __forceinline__ void skip_blocks(Warpgroup<config>& wg, int blocks) {
   using S = Shape<config>;
@@ -27,7 +27,7 @@ __device__ __forceinline__ void skip_blocks(Warpgroup<config>& wg, int blocks) {
     const PipelineState<S::stages> kv(wg.num_blocks++);
     ptx::mbarrier_wait(wg.shared.K_full[kv.stage], kv.phase);
     ptx::mbarrier_wait(wg.shared.V_full[kv.stage], kv.phase);
-    if constexpr (!S::pingpong) sync(wg);  // no warp has missed a phase
+    if constexpr (!S::pingpong) sync(wg);  // all warps have seen this phase
     pingpong_wait(wg);
     pingpong_signal(wg);
     release(wg, wg.shared.K_empty[kv.stage]);
@@ -45,7 +45,7 @@ struct KvLoop {
   RowState& rows;
   typename Warpgroup<config>::ScoreTile scores;
   typename Warpgroup<config>::PackedTile P;
-  float since_flush[2] = {1, 1};  // what the sums in fp32 must be multiplied by
+  float since_flush[2] = {1, 1};  // the factor that the sums in fp32 are still to be multiplied by
   int blocks_in_O = 0;
   bool flushed = false;
   bool needs_check = false;  // a row of this thread has no reference yet, or a large one
@@ -80,7 +80,7 @@ struct KvLoop {
     }
   }
 
-  /// The scores of a tile's first block.
+  /// Scores and P of a tile's first block.
   __device__ __forceinline__ void begin(const ScoreMath<config>& math, int block) {
     const PipelineState<S::stages> k(wg.num_blocks++);
     ptx::mbarrier_wait(wg.shared.K_full[k.stage], k.phase);  // K has landed
@@ -102,14 +102,14 @@ struct KvLoop {
     ptx::wgmma_pin(P);
   }
 
-  /// P, once the references have been raised; `large` where one of the warp is.
+  /// Computes P after the references have been raised. `large`: a reference of the warp is large.
   __device__ __forceinline__ typename Rows::Sums exponentiate(const ScoreMath<config>& math, bool large) {
     needs_check = Rows::is_large_or_none(math, rows);
     if (large) Rows::subtract_max(rows, scores);
     return Rows::exponentiate(math, scores, rows, P, large);
   }
 
-  /// One block: its scores, the output of the block before, its softmax.
+  /// A later block: its scores, the output of the previous block, its softmax.
   template <bool tested>
   __device__ __forceinline__ void visit(const ScoreMath<config>& math, int block) {
     const PipelineState<S::stages> k(wg.num_blocks), v(wg.num_blocks - 1);
@@ -117,7 +117,7 @@ struct KvLoop {
     pingpong_wait(wg);
     wg.issue_scores(scores, k.stage);
     if (blocks_in_O == S::flush_blocks) flush();
-    ptx::mbarrier_wait(wg.shared.V_full[v.stage], v.phase);  // V of the block before has landed
+    ptx::mbarrier_wait(wg.shared.V_full[v.stage], v.phase);  // V of the previous block has landed
     wg.issue_output(O, P, v.stage, blocks_in_O != 0);
     pingpong_signal(wg);
     ++wg.num_blocks;
@@ -128,7 +128,7 @@ struct KvLoop {
     make_scores<tested>(math, block);
     float rescale[2];
     bool raised = false;
-    ptx::wgmma_wait<0>();  // P V is done: O and P are ours again
+    ptx::wgmma_wait<0>();  // P V is done: O and P may be read and written again
     ptx::wgmma_pin(O);
     ptx::wgmma_pin(P);
     release(wg, wg.shared.V_empty[v.stage]);
@@ -163,7 +163,7 @@ struct KvLoop {
     for (int r = 0; r < 2; ++r) since_flush[r] *= rescale[r];
   }
 
-  /// The output of the last block, and the sums.
+  /// O += P V of the last block, then O += sums.
   __device__ __forceinline__ void end() {
     const PipelineState<S::stages> v(wg.num_blocks - 1);
     ptx::mbarrier_wait(wg.shared.V_full[v.stage], v.phase);  // V has landed

@@ -3,7 +3,7 @@
 // The producer warp of forward/sm90_fp8: one lane issues every TMA copy, as far ahead as there are free stages.
 //
 //     for each tile of the scheduler:
-//       hand the tile over, with its Q                       forward/sm90/producer.cuh
+//       publish the tile, with its Q                       forward/sm90/producer.cuh
 //       for each KV block of the tile: wait for an empty stage; K, V^T -> shared
 
 #include "forward/sm90/producer.cuh"
@@ -25,8 +25,8 @@ struct Producer {
   unsigned num_tiles = 0;          // published so far
   PipelineState<S::stages> kv{0};  // of the next block
 
-  /// All tiles; find_next(tile) fills the next one in, or returns false. With two stages for Q a tile is published while
-  /// the keys of the one before are loaded.
+  /// Loads all tiles. find_next(tile) fills in the next one, or returns false. With two stages for Q, a tile is published
+  /// while the previous tile's keys are loaded.
   template <typename FindNext>
   __device__ __forceinline__ void load_tiles(const FindNext& find_next) {
     constexpr bool early = S::q_stages == 2;
@@ -57,7 +57,7 @@ struct Producer {
   __device__ __forceinline__ void load_keys(const Tile& tile, int block, bool publish_between) {
     const int kv_head = tile.head_idx / args.group, batch_idx = batch_coordinate<config>(tile);
     const int row = static_cast<int>(tile.sequence.start_kv) + block * S::block_kv;
-    // The stage's earlier block has been read by every warpgroup. Stages start out empty: phase 1 counts as completed.
+    // Every warpgroup has read the stage's previous block. Stages begin empty: phase 1 counts as completed.
     ptx::mbarrier_wait(shared.K_empty[kv.stage], kv.phase ^ 1);
     ptx::mbarrier_arrive_expect_tx(shared.K_full[kv.stage], S::k_bytes);
 #pragma unroll

@@ -1,6 +1,6 @@
 #pragma once
 
-// The sizes of forward/sm90_fp8 that follow from its configuration, and its shared memory.
+// Sizes of forward/sm90_fp8 that follow from its configuration, and its shared memory.
 
 #include "abi/forward_sm90_fp8.h"
 #include "abi/tensor_maps.h"
@@ -54,7 +54,7 @@ struct Shape {
   static constexpr int block_q = config.block_q;
   static constexpr int block_kv = config.block_kv;
   static constexpr int stages = config.num_stages;
-  static constexpr int warpgroups = block_q / wg_rows;            // that attend; one more loads
+  static constexpr int warpgroups = block_q / wg_rows;            // consumers; one more is the producer
   static constexpr int row_groups = warpgroups;                   // of 64 query rows: each warpgroup has its own
   static constexpr bool mask_words = false, makes_words = false;  // it takes no masks
   static constexpr bool wide = false;
@@ -75,12 +75,13 @@ struct Shape {
   static constexpr int v_bytes = block_kv * width_v;
   static constexpr int q_stages = forward_sm90_fp8_layout(config).q_stages;
 
-  // The tensor core keeps about 14 bits of a sum (ptx/wgmma_fp8.cuh), and loses half of the last one on average with each
-  // instruction of 32 keys: after so many blocks its sums go to those in fp32, by then 2^-9.4 too small. H200, 16384 keys,
-  // TFLOP/s full / causal: after 1536 keys 1015 / 976, after 768 keys 978 / 945.
+  // The tensor core keeps about 14 bits of a sum (ptx/wgmma_fp8.cuh). With each instruction of 32 keys it truncates, and
+  // loses half of the last bit on average. So after this many blocks its sums are added to those in fp32; by then they are
+  // too small by a factor of 1 - 2^-9.4. H200, 16384 keys, TFLOP/s full / causal: after 1536 keys 1015 / 976, after 768
+  // keys 978 / 945.
   static constexpr int flush_blocks = tile::max(1, 2304 / block_kv);
 
-  // setmaxnreg: a thread enters with 168 registers where two warpgroups attend, with 128 where three do.
+  // setmaxnreg: a thread begins with 168 registers if there are two consumer warpgroups, with 128 if there are three.
   static constexpr int load_registers = warpgroups == 3 ? 32 : 24;
   static constexpr int attend_registers = warpgroups == 3 ? 160 : 240;
 
@@ -101,13 +102,13 @@ struct alignas(1024) SharedStorage {
   unsigned char Q[S::q_stages][S::warpgroups][S::chunks][wg_rows * chunk_dim];
   unsigned char K[S::stages][S::chunks][S::block_kv * chunk_dim];
   unsigned char V[S::stages][S::v_chunks][S::width_v * S::v_chunk];
-  // The sums in fp32, each thread's own; at the end of a tile O before its store.
+  // The sums in fp32, separate for each thread; at the end of a tile, O before its store.
   unsigned char O[S::warpgroups][wg_rows * S::width_v * 4];
 
   ptx::Mbarrier Q_full[S::q_stages][S::warpgroups], Q_empty[S::q_stages][S::warpgroups];
   ptx::Mbarrier K_full[S::stages], K_empty[S::stages];
   ptx::Mbarrier V_full[S::stages], V_empty[S::stages];
-  Tile tiles[tile_stages];  // what Q_full announces
+  Tile tiles[tile_stages];  // valid when Q_full completes
 };
 
 template <ForwardConfig config>

@@ -8,10 +8,10 @@
 
 namespace flash_attention::forward_sm90_fp8 {
 
-// A probability is 2^(top + s - reference). The reference is a score of the row; it is raised where a probability passes
-// `limit`, the largest number of e4m3, that is where a score passes the reference by more than `slack`. What is 2^-12 of
-// the reference or more keeps all bits of e4m3, what is below 2^-16 is 0. The reference itself, a whole power of 2, is not
-// rounded: a row that is nearly one key is that key.
+// A probability is stored as 2^(top + s - reference). The reference is a score of the row. It is raised if a probability
+// exceeds `limit`, the largest number of e4m3, that is if a score exceeds the reference by more than `slack`. Probabilities
+// of at least 2^-12 of the reference's keep all bits of e4m3; those below 2^-16 become 0. The reference's own probability
+// is a power of 2 and is not rounded, so if one key dominates a row, the output is that key's value.
 constexpr float top = 6.0f, slack = 2.8073549f;  // log2(limit) - top
 constexpr float limit = 448.0f;
 
@@ -23,7 +23,7 @@ struct Softmax {
   using ScoreTile = typename Math::Tile;
   using PackedTile = unsigned[config.block_kv / 32][4];
 
-  /// Raises the reference where it must be; whether it was, for any row of the warp. Older sums are then to be multiplied
+  /// Raises the references that must be raised. Returns whether any row of the warp was; then older sums must be multiplied
   /// by `rescale`.
   __device__ __forceinline__ static bool raise(const Math& math, const ScoreTile& S, RowState& rows, float (&rescale)[2]) {
     float largest[2];
@@ -39,7 +39,8 @@ struct Softmax {
       largest[r] = ptx::max(even, odd);
       largest[r] = ptx::max(largest[r], ptx::shuffle_xor(largest[r], 1));
       largest[r] = ptx::max(largest[r], ptx::shuffle_xor(largest[r], 2));
-      exceeded = exceeded || (largest[r] - rows.max[r]) * math.exponent_scale > slack;  // inf - inf: nothing to raise
+      exceeded = exceeded ||
+                 (largest[r] - rows.max[r]) * math.exponent_scale > slack;  // inf - inf is NaN: false, nothing to raise
       rescale[r] = 1;
     }
     if (!ptx::any(exceeded)) return false;
@@ -53,8 +54,8 @@ struct Softmax {
     return true;
   }
 
-  /// Whether the reference of a row of this thread is so large that the rounding error of its product with the scale would
-  /// be an exponent, and `top` be lost in it; or there is none yet.
+  /// Whether a row of this thread has no reference yet, or one so large that the rounding error of its product with the
+  /// scale would change exponents and absorb `top`.
   __device__ __forceinline__ static bool is_large_or_none(const Math& math, const RowState& rows) {
     return ptx::max(ptx::abs(rows.max[0]), ptx::abs(rows.max[1])) * math.exponent_scale > tile::large_reference;
   }
@@ -62,18 +63,18 @@ struct Softmax {
     return is_large_or_none(math, {.max = {Math::finite(rows.max[0]), Math::finite(rows.max[1])}});
   }
 
-  /// Takes the references off the scores; exponentiate() does the rest.
+  /// Subtracts the references from the scores; exponentiate() does the rest.
   __device__ __forceinline__ static void subtract_max(const RowState& rows, ScoreTile& S) {
 #pragma unroll
     for (int i = 0; i < Math::count; ++i) S[i] -= Math::finite(rows.max[i / 2 % 2]);
   }
 
-  /// This thread's part of the row sums of a block, in four chains.
+  /// This thread's part of the row sums of a block, in four independent chains of additions.
   struct Sums {
     float of[2][4];
 
-    /// No probability is larger than a sum of which it is a part: most blocks are seen by that to have raised nothing,
-    /// without a comparison for each score.
+    /// No probability is larger than a sum that contains it. For most blocks this test alone shows that no reference must
+    /// be raised, without comparing each score.
     __device__ __forceinline__ bool exceed_limit() const {
       float largest = 0;
 #pragma unroll
@@ -89,9 +90,9 @@ struct Softmax {
     }
   };
 
-  /// P = 2^(top + s - reference) as the A operand of P V, 32 keys at a time: the conversions are then between the
-  /// exponentials, which take longest. The scores stay, for a reference that turns out to be too low. With `max_subtracted`
-  /// they have lost it already.
+  /// P = 2^(top + s - reference) as the A operand of P V, 32 keys at a time, so that conversions alternate with
+  /// exponentials, which take longest. The scores are kept, in case a reference turns out to be too low. max_subtracted:
+  /// the scores no longer contain the reference.
   __device__ __forceinline__ static Sums exponentiate(const Math& math, const ScoreTile& S, const RowState& rows,
                                                       PackedTile& P, bool max_subtracted = false) {
     Sums sums{};
@@ -114,8 +115,8 @@ struct Softmax {
     return sums;
   }
 
-  /// A thread has keys 2u, 2u + 1, 2u + 8 and 2u + 9 of each 16; the operand wants four neighbours. So they change places
-  /// with them, and V^T has its keys in the same order (transpose.cuh): nothing moves between threads.
+  /// A thread holds keys 2u, 2u + 1, 2u + 8 and 2u + 9 of each 16, but the operand needs four neighbours. They are used as
+  /// neighbours, and V^T has its keys in the same order (transpose.cuh). So nothing moves between threads.
   __device__ __forceinline__ static void pack(const float (&p)[16], unsigned (&packed)[4]) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {

@@ -6,11 +6,11 @@
 #include "tile/sequence.cuh"
 #include "tile/workspace.cuh"
 
-// V^T for forward/sm90_fp8, in the workspace: products of 8 bits want the keys of V contiguous. Within each 16 keys places
-// 4u, 4u + 1, 4u + 2, 4u + 3 hold keys 2u, 2u + 1, 2u + 8, 2u + 9 (softmax.cuh says why). Keys that no query sees are 0, so
-// that a probability of 0 meets no NaN behind the end of a sequence.
+// Writes V^T for forward/sm90_fp8 to the workspace: 8-bit products need the keys of V contiguous. Within each 16 keys,
+// places 4u, 4u + 1, 4u + 2, 4u + 3 hold keys 2u, 2u + 1, 2u + 8, 2u + 9 (softmax.cuh says why). Keys that no query sees
+// become 0, so that a probability of 0 is never multiplied by a NaN after the end of a sequence.
 //
-// A block takes 256 keys of a head:
+// A thread block processes 256 keys of a head:
 //
 //     V -> registers, four columns of 16 keys per lane;  4 x 4 bytes transposed -> shared
 //     rows of V^T, 256 bytes each, shared -> workspace
@@ -24,7 +24,7 @@ struct TransposeStorage {
   static constexpr int row_bytes = transposing_warps * keys_of_warp;
   unsigned char columns[transposed_columns * row_bytes];
 
-  /// Where 16 keys of a column are, swizzled so that eight lanes that write or read together meet no bank twice.
+  /// The place of 16 keys of a column, swizzled so that eight lanes that write or read together have no bank conflict.
   __device__ __forceinline__ unsigned place(int column, int sixteen) const {
     return ptx::shared_address(columns) + column * row_bytes + (sixteen ^ column / 4 % 8) * 16;
   }
@@ -60,12 +60,12 @@ __device__ __forceinline__ void forward_sm90_fp8_transpose(const abi::AttentionA
 #pragma unroll 1
   for (int first_column = 0; first_column < config.head_dim_v; first_column += transposed_columns) {
     const int column = first_column + 4 * lane;
-    if (first_column > 0) __syncthreads();  // the columns before have been read
+    if (first_column > 0) __syncthreads();  // the previous columns have been read
     if (column < config.head_dim_v) {
-      unsigned words[keys_of_warp];  // four columns of each key, in the order of places
+      unsigned words[keys_of_warp];  // four columns of each key, in the order of the places
       const int first = first_key + warp * keys_of_warp, visible = sequence.visible_kv - first;
       const unsigned char* from = V.row(first) + column;
-      // Key by key, so that an address is one addition.
+      // One key after another, so that each address takes one addition.
       const auto load = [&](auto is_visible) {
 #pragma unroll
         for (int key = 0; key < keys_of_warp; ++key, from += V.stride) {
