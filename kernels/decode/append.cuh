@@ -6,24 +6,25 @@
 #include "tile/math.cuh"
 #include "tile/narrow.cuh"
 
-// New keys and values into a cache, paged or not, and the rotary embedding of queries and keys: one launch before decoding.
+// Writes new keys and values to a cache, paged or not, and applies the rotary embedding to queries and keys: one launch
+// before decoding.
 //
-//   rows of one token and head, queries first, then keys, then values; `lanes` lanes share a row:
-//     where the token belongs: sequence, position, angle                     token_of, slot_of
-//     read, rotate in float, [the largest of the row: its scale], round, write
+//   for each row (one token and head; queries first, then keys, then values), `lanes` lanes a row:
+//     find the token's sequence, position and angle                                   token_of, slot_of
+//     read, rotate in float, [scale by the largest element of the row], round, write
 //
-// Nothing waits for anything else. A row that has no place in the cache is not written.
+// Rows do not depend on each other. A row without a place in the cache is not written.
 
 namespace flash_attention::decode {
 
-// Where a new row belongs: its sequence, its place in the cache, the position of its angle.
+// The place of a new row: its sequence, its place in the cache, the position of its angle.
 
 using namespace abi;
 
 struct Token {
   bool exists = false;
   int batch_idx = 0;
-  long long batch = 0;  // of the tensor that it comes from; 0 where rows are end to end
+  long long batch = 0;  // index in the source tensor; 0 if its rows are packed
   long long row = 0;
   long long position = 0;
   long long angle = 0;
@@ -50,7 +51,7 @@ __device__ __forceinline__ int sequence_of(const int* starts, int batch, long lo
   return low;
 }
 
-/// `same_angle`: all tokens of a sequence have the angle of its first.
+/// same_angle: all tokens of a sequence have the angle of the first one.
 __device__ __forceinline__ Token token_of(const AppendArgs& args, long long idx, const int* starts, int seq,
                                           bool same_angle) {
   Token token;
@@ -83,7 +84,8 @@ __device__ __forceinline__ long long offset_of(const TensorView& view, const Tok
   return token.batch * view.batch_stride + token.row * view.seq_stride + head_idx * view.head_stride;
 }
 
-/// Nothing outside of the cache, nor of the table, is touched.
+/// The slot of a token; it does not exist if the position or the page is out of range. So nothing outside of the cache is
+/// written, and nothing outside of the table is read.
 template <bool paged>
 __device__ __forceinline__ Slot slot_of(const AppendArgs& args, const Token& token) {
   if (!token.exists || token.position < 0 || token.position >= args.capacity) return {};
@@ -135,7 +137,7 @@ struct DecodeAppend {
     }
   }
 
-  /// visit(column, values) for this lane's elements of a row, the first rotary_dim of them rotated.
+  /// Calls visit(column, values) for this lane's elements of a row, after the first rotary_dim columns have been rotated.
   template <bool rotated, typename Visit>
   __device__ __forceinline__ void for_each_unit(const Element* from, int dim, long long angle, Visit visit) const {
     int rotated_units = 0, rotated_dims = 0;
@@ -156,7 +158,7 @@ struct DecodeAppend {
     }
   }
 
-  /// The pairs of one unit.
+  /// Rotates the pairs of one unit.
   template <typename Visit>
   __device__ __forceinline__ void rotate(const Element* from, int unit, long long angle, Visit visit) const {
     const long long nearest = angle < 0 ? 0 : angle < args.rotary_positions ? angle : args.rotary_positions - 1;
@@ -194,7 +196,7 @@ struct DecodeAppend {
     }
   }
 
-  /// A row of queries, to where the caller wants it.
+  /// Rotates a row of queries and writes it to Q_out.
   __device__ __forceinline__ void query(long long row) const {
     if (row >= args.rows_q) return;
     const int head_idx = static_cast<int>(row % args.heads_q);
@@ -207,7 +209,8 @@ struct DecodeAppend {
                                  [&](int column, const auto& values) { store<config.dtype>(to + column, values); });
   }
 
-  /// A row of keys or of values, into the cache. All lanes of the warp come here, those without a row, too.
+  /// Writes a row of keys or values to the cache. All lanes of the warp call this, also those without a row, because of the
+  /// shuffles.
   template <bool rotated>
   __device__ __forceinline__ void cache_row(long long row, bool exists, const abi::TensorView& source,
                                             const abi::TensorView& cache, const abi::ScaleView& scales, int dim) const {
@@ -253,7 +256,8 @@ struct DecodeAppend {
     });
   }
 
-  /// A warp's rows are all queries, all keys or all values: lanes that share a row's maximum must meet.
+  /// A warp's rows are all queries, all keys or all values: the lanes that share a row's maximum must execute the same
+  /// code.
   __device__ __forceinline__ void work() const {
     constexpr int rows_of_warp = 32 / lanes;
     const auto warps_of = [](long long rows) { return (rows + rows_of_warp - 1) / rows_of_warp; };

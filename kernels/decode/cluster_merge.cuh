@@ -4,19 +4,20 @@
 #include "ptx/bits.cuh"
 #include "ptx/cluster.cuh"
 
-// The end of an item that the blocks of a cluster share (config.item_blocks): each sends its part, by pieces, to the blocks
-// that merge them, in the order of the keys. Nothing goes through memory but the result. The sums are those of
-// decode/merge.cuh, bit for bit.
+// The end of an item that the blocks of a cluster share (config.item_blocks). Each block sends its part, in pieces, to the
+// blocks that merge them. Only the result goes through global memory. Parts are merged in the order of the keys; the bits
+// of the result are those of decode/merge.cuh.
 //
-//   at the start:  mbarriers are initialised;  arrive at the cluster barrier
-//   at the end:    tell the others that no tile of this block is read any more (parts come where tiles were, if there is
-//                  no stage that none came to);  when all have said so: pieces of the part -> the shared memory of who
-//                  merges them, counted there
-//   each warp:     for its pieces, when all are there: max, sum of all parts, a part per lane;  O = sum over parts
-//                  O / sum -> global
+//   at the start:  initialise the mbarriers;  arrive at the cluster barrier
+//   at the end:    tell the other blocks that this one reads no tile any more, because parts are sent to the memory of the
+//                  tiles (not needed if there is a stage that no block has used)
+//                  when all have said so: send the pieces of the part to the shared memory of the blocks that merge them
+//   each warp:     when all pieces have arrived, for its pieces: max and sum over all parts, a part a lane
+//                  O = sum over parts;  O / sum -> global
 //
-// No barrier of the cluster is waited for at the end, and nothing is released to it, which would wait for all of memory:
-// the stores count themselves, and a block that has what is meant for it may end.
+// There is no cluster barrier at the end: with release semantics it would wait for all of the block's memory accesses.
+// Instead each store reports its bytes to an mbarrier of the receiver, and a block ends when it has received and merged its
+// pieces.
 
 namespace flash_attention::decode {
 
@@ -34,21 +35,24 @@ struct ClusterMerge {
   static constexpr bool in_cluster = decode_has_clusters(config);
   static constexpr int blocks = tile::max(1, config.item_blocks);
   static_assert(!in_cluster || blocks <= 16);
-  static constexpr int part_lanes = blocks <= 4 ? 4 : blocks <= 8 ? 8 : 16;  // a part per lane, and again the same
-  // A piece is 32 columns of a row. Where a block merges several rows it is a row, whose statistics are then merged once;
-  // so is a row that may have to be repaired, which belongs to one warp.
+  static constexpr int part_lanes = blocks <= 4   ? 4
+                                    : blocks <= 8 ? 8
+                                                  : 16;  // a lane has one part; lanes further on repeat them
+  // A piece is 32 columns of a row. If a block merges several rows, a piece is a whole row, so that its statistics are
+  // merged only once. So is it if a row may have to be repaired, because one warp does that.
   static constexpr int chunks = tile::ceil_div(config.head_dim_v, 32);
   static constexpr int row_pieces = repairs_rows || config.block_q >= 4 * blocks ? 1 : chunks;
   static constexpr int piece_columns = 32 * chunks / row_pieces;
-  static constexpr int lane_columns = piece_columns % 128 == 0 ? 4 : 1;  // neighbours, that a lane merges at a time
+  static constexpr int lane_columns =
+      piece_columns % 128 == 0 ? 4 : 1;  // neighbouring columns that a lane merges at a time
 
-  /// What a block is sent, where its tiles were: pieces of `parts` parts each, then their statistics.
+  /// The layout of what a block receives, in the memory of its tiles: pieces of `parts` parts each, then their statistics.
   static constexpr int statistics_offset = 2 * (config.block_q * row_pieces + blocks) * piece_columns;  // in floats
   static constexpr int received_bytes = 4 * statistics_offset * (piece_columns + 2) / piece_columns;
 
-  /// Who merges a piece: so many blocks, a power of two, take them in turn.
+  /// Which block merges a piece: the first blocks of the cluster, a power of two of them, take the pieces alternately.
   struct Share {
-    int parts;  // of the first blocks of the cluster
+    int parts;  // the number of blocks that have a part: the first of the cluster
     int rank = static_cast<int>(blockIdx.x) % blocks;
     int shift = 31 - ptx::leading_zeros(static_cast<unsigned>(parts));
 
@@ -63,7 +67,7 @@ struct ClusterMerge {
     return Share{tile::min(blocks, item.end_tile - item.first_tile)};
   }
 
-  /// At the start, by the warps that have a part.
+  /// Called at the start by the warps that have a part.
   __device__ __forceinline__ static void prepare(Mailbox& mailbox, const AttentionArgs& args, const Item<config>& item) {
     if (in_cluster && threadIdx.x == 0) {
       const int all_rows = tile::make_sequence<features>(args, item.batch_idx).rows_q * config.group;
@@ -78,21 +82,23 @@ struct ClusterMerge {
     arrive();
   }
 
-  /// The others know that this warp's block has begun. That is all for those that have no part.
+  /// Tells the other blocks that this one has begun. Warps without a part do nothing else.
   __device__ __forceinline__ static void arrive() {
     if constexpr (in_cluster) {
-      __syncwarp();  // lanes arrive together; not found by the emulator: its cluster barrier takes each thread
+      __syncwarp();  // lanes must arrive together (the emulator does not check: its cluster barrier counts threads)
       ptx::cluster_arrive_relaxed();
     }
   }
 
-  /// Whether no block of the cluster has so many tiles that it uses its last stage: parts may come there at any time.
+  /// Whether every block of the cluster has so few tiles that its last stage is never used. Then parts may be sent there at
+  /// any time.
   __device__ __forceinline__ static bool has_free_stage(const Item<config>& item) {
     if constexpr (received_bytes > DecodeLayout(config).stage_bytes) return false;
     return item.end_tile - item.first_tile <= blocks * (config.num_stages - 1);
   }
 
-  /// After a barrier of the block's warps: none of them reads its tiles any more.
+  /// Called after a barrier of the block's warps, when none of them reads tiles any more. Returns when the other blocks
+  /// have said the same.
   __device__ __forceinline__ static void announce(const Rows& out) {
     Mailbox& mailbox = out.storage.mailbox;
     if (has_free_stage(out.item)) return ptx::cluster_wait();  // all have begun, and their mbarriers are initialised
@@ -104,7 +110,7 @@ struct ClusterMerge {
     ptx::cluster_mbarrier_wait(mailbox.tiles_read, 0);
   }
 
-  /// Four columns of a row of this block's part, and the row's statistics with the first of a piece.
+  /// Sends four columns of a row of this block's part; with the first ones of a piece, also the row's statistics.
   __device__ __forceinline__ static void send(const Rows& out, float* received, int row, int column, const Four& sum,
                                               const Pair& statistics) {
     const Share share = share_of(out.item);
@@ -117,7 +123,7 @@ struct ClusterMerge {
     if (place == 0) ptx::cluster_store_async(to + 4 * (statistics_offset + 2 * slot), statistics, barrier);
   }
 
-  /// A lane's columns of a row, if they exist; whether all are finite. By the whole warp.
+  /// Writes a lane's columns of a row, if they exist; returns whether all are finite. Called by the whole warp.
   __device__ __forceinline__ static bool write_columns(const Rows& out, const Row& place, int column,
                                                        const ptx::Vector<float, lane_columns>& total, float factor) {
     if constexpr (lane_columns == 4) {
@@ -130,7 +136,7 @@ struct ClusterMerge {
     }
   }
 
-  /// The pieces that this block has been sent.
+  /// Merges the pieces that this block has received.
   __device__ __forceinline__ static void merge_received(const Rows& out, const float* received) {
     ptx::path<"decode/sm90 merged in a cluster">();
     const Share share = share_of(out.item);
@@ -142,7 +148,7 @@ struct ClusterMerge {
 #pragma unroll 1
     for (; piece < pieces; piece += warps << share.shift) {
       const int row = piece / row_pieces, slot = share.slot_of(piece, 0);
-      Pair own{{-tile::infinity, 0}};  // of this lane's part
+      Pair own{{-tile::infinity, 0}};  // statistics of this lane's part
       const int part = out.lane % part_lanes;
       if (part < share.parts) own = ptx::load_shared<Pair>(from + 4 * (statistics_offset + 2 * (slot + part)));
       float max = own[0];

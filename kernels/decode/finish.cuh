@@ -2,14 +2,14 @@
 
 #include "decode/cluster_merge.cuh"
 
-// The epilogue of an item, or of a block's part of one: the warps that shared its keys add up what they have.
+// The epilogue of an item, or of a block's part of an item: combines the results of the warps that shared its keys.
 //
-//   each warp: max, sum -> shared
-//   for each group of columns:
-//     O of each warp -> shared
-//     for each row, a warp per row: sum over warps -> O and lse of a whole item, or a part in the workspace
-//   the last block to leave a part of an item: merge all parts, in their order    (decode/merge.cuh)
-//   or the blocks of a cluster, each some of the columns                         (decode/cluster_merge.cuh)
+//   each warp: max and sum -> shared memory
+//   for each group of columns (as many as fit in shared memory):
+//     O of each warp -> shared memory;  barrier
+//     for each row, one warp a row: sum over the warps -> O and lse if the item is whole, else a part in the workspace
+//   if parts were left, the last block to arrive merges all of them, in their order      decode/merge.cuh
+//   or, in a cluster, each block merges some of the columns                              decode/cluster_merge.cuh
 
 namespace flash_attention::decode {
 
@@ -27,7 +27,7 @@ struct Finish {
 
   const Rows out;  // where the rows go
 
-  /// Maximum and sum of a row over the warps that share its keys, and each warp's factor.
+  /// Maximum and sum of a row over the warps that share its keys, and the factor of each warp's sums.
   struct Total {
     float max = -tile::infinity;
     float sum = 0;
@@ -48,7 +48,7 @@ struct Finish {
     return total;
   }
 
-  /// Maximum and sum of the warp's rows, for total_of().
+  /// Writes maximum and sum of the warp's rows to shared memory, for total_of().
   __device__ __forceinline__ void share_statistics(const tile::RowState& rows, float scale_log2) const {
     const int first = out.warp % layout.row_warps * 16 + out.lane / 4;
 #pragma unroll
@@ -60,12 +60,12 @@ struct Finish {
     }
   }
 
-  /// How the warps exchange O: so many rows of each, and columns at a time. A row begins in other banks than the one
-  /// before.
+  /// The layout in which the warps exchange O: the rows of each warp, some columns at a time. Rows are padded so that
+  /// neighbouring rows begin in different banks.
   template <int rows_of_warp, int columns_at_once>
   struct Exchange {
     static constexpr int rows = rows_of_warp, columns = columns_at_once;
-    // A warp takes two rows where a row has 16 lanes; with many options registers do not suffice for that.
+    // If a row takes 16 lanes, a warp processes two rows at a time. With options there are not enough registers for that.
     static constexpr int lanes_of_row = tile::Score<features>::linear ? columns / 4 : 32, rows_at_once = 32 / lanes_of_row;
     static_assert(warps * rows * (columns + 4) * 4 <= layout.merge_bytes);
 
@@ -74,13 +74,13 @@ struct Finish {
     }
   };
 
-  /// Columns [begin, begin + columns) of the warp's rows.
+  /// Writes columns [begin, begin + columns) of the warp's rows to shared memory.
   template <typename E, int begin>
   __device__ __forceinline__ void share_columns(const float (&O)[1][dim_v / 8][4]) const {
     const tile::LanePlace place(out.lane);
     if (E::rows < 8 && place.row >= E::rows) return;
     constexpr int halves = E::rows > 8 ? 2 : 1;
-    if constexpr (narrow) {  // blocks 2c and 2c + 1 are the even and the odd ones of columns 16c to 16c + 15
+    if constexpr (narrow) {  // blocks 2c and 2c + 1 hold the even and the odd columns of 16c to 16c + 15
       const unsigned to = ptx::shared_address(&out.storage.O[E::offset(out.warp, place.row, 2 * place.column)]);
 #pragma unroll
       for (int n = begin / 8; n < tile::min(dim_v, begin + E::columns) / 8; n += 2) {
@@ -115,14 +115,14 @@ struct Finish {
     return sum;
   }
 
-  /// The block's warps put together, columns from `begin` on; part: where the result goes if it is not the whole item's.
+  /// Combines the block's warps, for the columns from `begin` on. part: the destination if the item is not whole.
   template <typename E, int begin = 0>
   __device__ __forceinline__ void collect(const float (&O)[1][dim_v / 8][4], const Parts<config>& parts,
                                           float* part) const {
     if constexpr (begin < config.head_dim_v) {
       if (begin != 0) ptx::path<"decode/sm80 more columns">();
       share_columns<E, begin>(O);
-      sync_consumers<config>();  // the columns, and at first the statistics, are ready
+      sync_consumers<config>();  // the columns are written, and the first time the statistics, too
       if constexpr (Cluster::in_cluster && begin == 0) Cluster::announce(out);
       const int rows = out.num_rows(), column = begin + out.lane % E::lanes_of_row * 4;
       for (int first = out.warp * E::rows_at_once; first < rows; first += warps * E::rows_at_once) {
@@ -131,7 +131,7 @@ struct Finish {
         const bool has_column = row < rows && column < tile::min(begin + E::columns, config.head_dim_v);
         const Total total = total_of(row);
         const Four sum = has_column ? add_up<E>(total, row, column - begin) : Four{};
-        if constexpr (Cluster::in_cluster) {  // whole pieces: columns that do not exist are zero
+        if constexpr (Cluster::in_cluster) {  // pieces are complete: columns that do not exist are sent as zero
           if (row < rows && column < tile::min(begin + E::columns, tile::round_up(config.head_dim_v, 32)))
             Cluster::send(out, part, row, column, sum, Pair{{total.max, total.sum}});
           continue;
@@ -155,12 +155,12 @@ struct Finish {
           }
         }
       }
-      sync_consumers<config>();  // everyone has read the columns
+      sync_consumers<config>();  // all warps have read the columns
       collect<E, begin + E::columns>(O, parts, part);
     }
   }
 
-  /// With half of the rows that could be there, or fewer, twice the columns at a time: one exchange instead of two.
+  /// If at most half of a tile's rows exist, twice as many columns fit at a time: one exchange instead of two.
   __device__ __forceinline__ void collect_all(const float (&O)[1][dim_v / 8][4], const Parts<config>& parts,
                                               float* part) const {
     constexpr int few = layout.warp_rows / 2;
@@ -174,8 +174,8 @@ struct Finish {
     collect<Exchange<layout.warp_rows, columns>>(O, parts, part);
   }
 
-  /// O of the tiles from `tile` on, `count` of them, of which the first is tile `position` of the run of all blocks.
-  /// `received`: room for what a cluster's blocks send, where no tile comes any more.
+  /// Finishes `count` tiles of the item, beginning with `tile`, which is tile `position` of all tiles. `received`: memory
+  /// for the parts that the other blocks of a cluster send; no tile is loaded there any more.
   __device__ __forceinline__ void operator()(const Run<config>& run, const Parts<config>& parts, int tile, int count,
                                              int position, const tile::RowState& rows, const float (&O)[1][dim_v / 8][4],
                                              float scale_log2, float* received) const {
@@ -197,7 +197,7 @@ struct Finish {
       return;
     }
     ptx::path<"decode/sm80 part of an item">();
-    // The barrier at the end of collect() orders everyone's writes before the arrival.
+    // The barrier at the end of collect() orders all threads' writes before the arrival.
     const int blocks = run.blocks_of(out.item, first, start);
     if (out.thread == 0) out.storage.is_last = parts.arrive(first, blocks);
     sync_consumers<config>();  // everyone knows, and sees what thread 0 has seen
@@ -208,14 +208,14 @@ struct Finish {
     sync_consumers<config>();  // is_last and the factors have been read
   }
 
-  /// The end of the split that `tile` begins, of an item whose first tile is tile `start` of all.
+  /// Finishes the split that `tile` begins, of an item whose first tile is tile `start` of all.
   __device__ __forceinline__ void end_split(const Shares& shares, const Parts<config>& parts, int start, int tile,
                                             const float (&O)[1][dim_v / 8][4]) const {
     const int first = out.item.split_of(out.item.first_tile), last = out.item.split_of(out.item.end_tile - 1),
               own = out.item.split_of(tile);
     collect_all(O, parts, first == last ? nullptr : parts.at(parts.slot_of_split(shares, out.item, start, own)));
     if (first == last) return;
-    // The block's splits of an item arrive together, with the last of them.
+    // A block's splits of an item arrive together, when the last of them is finished.
     const int block = static_cast<int>(blockIdx.x), origin = start - out.item.first_tile;  // of tile 0 of the keys
     if (own != last && shares.block_of(origin + (own + 1) * config.split_tiles) == block) return;
     // The barrier at the end of collect() orders everyone's writes before the arrival.

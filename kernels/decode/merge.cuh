@@ -1,15 +1,19 @@
 #pragma once
 
-// Where the blocks that share an item leave their parts of its result, and how the last of them knows that it is the last.
+// The workspace of blocks that share an item: their parts of the result, and the counters by which the last block to arrive
+// knows that it is the last. It merges the parts.
 //
-// DecodeRegion::arrivals: a word for each block, which counts who has come to the item that is cut at the block's end.
-// DecodeRegion::parts: two parts for each block: of the item that began before it, and of the one that it began. Where
-// splits are fixed, as many for both as an item may have there: the second part begins at second_part, the second block's
-// at second_block.
+// DecodeRegion::arrivals: a word for each block. It counts the arrivals for the item that is cut at the end of this block's
+// run.
 //
-// The words need no initialisation, since a memset would cost as much as a short call. A word is 48 bits of tag, made from
-// its own address, and 16 bits of count. Whatever a workspace holds is no tag but by a chance of 2^-48, and then the first
-// block to look puts the tag there with a count of 0; the last to arrive puts the count back to 0 for the next call.
+// DecodeRegion::parts: two parts for each block: one of the item that began before its run, one of the last item that it
+// began. With fixed splits a block has more parts of each: as many as an item may have there. second_part and second_block
+// are the places of the second part and of the second block's parts, which give the distances.
+//
+// The words need no initialisation: a memset would take as long as a short call. A word has 48 bits of tag, computed from
+// its address, and 16 bits of count. Old content of the workspace equals the tag only with a chance of 2^-48. If the tag is
+// not there, the first block that looks writes it with a count of 0. The last block to arrive resets the count for the next
+// call.
 
 #include "abi/decode.h"
 #include "decode/schedule.cuh"
@@ -45,7 +49,7 @@ struct Parts {
       : words(tile::workspace<Word>(args, DecodeRegion::arrivals)),
         parts(tile::workspace<float>(args, DecodeRegion::parts)) {
     if constexpr (config.row_grid || config.head_grid ||
-                  config.item_blocks > 0) {  // blocks of another blockIdx.y or z have their own
+                  config.item_blocks > 0) {  // separate words and parts for each blockIdx.y and z
       const int before = static_cast<int>(blockIdx.y + gridDim.y * blockIdx.z) * ptx::fresh_grid_size();
       words += before;
       parts += 2ll * before * floats();
@@ -63,14 +67,15 @@ struct Parts {
     return tag & ~Word{0xffff};
   }
 
-  /// Before arrive(), by everyone who will: the word counts from 0.
+  /// Called by each block before its arrive(): makes sure that the word counts from 0.
   __device__ __forceinline__ void prepare(int block) const {
     const Word found = ptx::load_relaxed(words + block);
-    // Where this fails somebody else was faster.
+    // If this fails, another block was faster.
     if ((found & ~Word{0xffff}) != tag_of(block)) ptx::compare_exchange(words + block, found, tag_of(block));
   }
 
-  /// Brings `own` parts: whether all of `count` have come; what each block wrote before is then visible here.
+  /// Counts `own` parts of this block. Returns whether all of `count` parts have arrived. If so, what the other blocks
+  /// wrote before their arrival is visible here.
   __device__ __forceinline__ bool arrive(int block, int count, int own = 1) const {
     const Word before = ptx::atomic_add_acq_rel(words + block, static_cast<Word>(own));
     if (static_cast<int>(before & 0xffff) + own < count) return false;
@@ -78,11 +83,11 @@ struct Parts {
     return true;
   }
 
-  /// Part `slot` of all blocks'.
+  /// The address of part `slot`, counted over all blocks.
   __device__ __forceinline__ float* at(int slot) const { return parts + slot * floats(); }
-  /// Part x of an item that block `first` begins.
+  /// The slot of part x of an item that block `first` begins.
   __device__ __forceinline__ static int slot_of(int first, int x) { return 2 * (first + x) + (x == 0 ? 1 : 0); }
-  /// That of a split of an item whose first tile is tile `start` of all.
+  /// The slot of a split of an item whose first tile is tile `start` of all.
   __device__ __forceinline__ int slot_of_split(const Shares& shares, const Item<config>& item, int start, int split) const {
     const int tile = tile::max(item.first_tile, split * config.split_tiles), position = start + tile - item.first_tile;
     const int first = shares.block_of(start), block = shares.block_of(position);
@@ -103,8 +108,8 @@ struct Parts {
   }
 };
 
-// How the rows of an item leave a decode kernel: where they go, the last factor, lse, O in 16 bits, and the repair of rows
-// that 0 * NaN has reached. merge_parts, ClusterMerge and Finish write through it.
+// The output of an item's rows: addresses, the last factor, lse, O in 16 bits, and the repair of rows that 0 * NaN has
+// reached. merge_parts, ClusterMerge and Finish use it.
 
 template <ForwardConfig config>
 struct FinishRows {
@@ -119,10 +124,10 @@ struct FinishRows {
   using Four = ptx::Vector<float, 4>;
   using Pair = ptx::Vector<float, 2>;
 
-  /// Of a block of a cluster (decode/cluster_merge.cuh).
+  /// Barriers of a block of a cluster (decode/cluster_merge.cuh).
   struct Mailbox {
-    ptx::Mbarrier tiles_read;  // by all blocks that have a part
-    ptx::Mbarrier received;    // all pieces that this block merges
+    ptx::Mbarrier tiles_read;  // all blocks that have a part arrive here
+    ptx::Mbarrier received;    // counts the bytes of all pieces that this block merges
   };
 
   struct SharedStorage {
@@ -135,8 +140,8 @@ struct FinishRows {
     Mailbox mailbox;
   };
 
-  /// By which probabilities are larger where they are multiplied by the scales of rows: of what is left, a float16 would
-  /// have few bits.
+  /// The factor of probabilities if they are multiplied by scales of rows. Without it the products may be so small that
+  /// float16 keeps few bits.
   static constexpr int P_scale = features.token_scales && features.dtype == Type::float16 ? 256 : 1;
 
   const AttentionArgs& args;
@@ -157,7 +162,7 @@ struct FinishRows {
     return tile::min(config.block_q, sequence.rows_q * config.group - item.row_tile * config.block_q);
   }
 
-  /// What the row's sums are to be multiplied by, 0 where nothing is to be seen; lse.
+  /// Returns the factor for the row's sums, 0 if the row sees no key; also computes lse.
   __device__ __forceinline__ float finish_row(const Row& row, float max, float sum, float& lse) const {
     if (row.query >= sequence.len_q) {
       lse = -tile::infinity;
@@ -175,12 +180,12 @@ struct FinishRows {
   __device__ __forceinline__ Element* output(const Row& row) const {
     return tile::query_rows<Element, features>(args.O, sequence, row.head_idx).row(row.query);
   }
-  /// By one lane.
+  /// Called by one lane.
   __device__ __forceinline__ void write_lse(const Row& row, float lse) const {
     if (args.lse == nullptr) return;
     ptx::store_global(args.lse + tile::statistics_offset<features>(args, sequence, row.head_idx) + row.query, lse);
   }
-  /// Four neighbours of a row; whether all are finite.
+  /// Writes four neighbouring columns of a row; returns whether all are finite.
   __device__ __forceinline__ bool write_four(const Row& row, int column, const Four& sum, float factor) const {
     float value[4], check = 0;
 #pragma unroll
@@ -193,27 +198,27 @@ struct FinishRows {
     ptx::store_global(reinterpret_cast<ptx::Vector<unsigned, 2>*>(output(row) + column), packed);
     return check == check;
   }
-  /// A row that 0 * NaN has reached, once more, touching only what is visible. By the whole warp.
+  /// Computes a row that 0 * NaN has reached again, from visible keys only. Called by the whole warp.
   __device__ __forceinline__ void repair(const Row& row, float lse) const {
-    __syncwarp();  // what is replaced has been written
+    __syncwarp();  // all lanes have written what is replaced now
     if (row.query >= sequence.len_q) return;
     ptx::path<"decode/sm80 repaired row">();
     repaired_output<config>(args, sequence, row.head_idx, row.query, lse).store(output(row), 1, lane);
   }
 };
 
-// Merges the parts of an item, which several thread blocks have left in the workspace (decode/merge.cuh): a warp per row.
+// Merges the parts of an item that several thread blocks have left in the workspace. One warp for each row:
 //
 //   for each row:
-//     max, sum  of all parts, a part per lane
-//     O = sum over parts of exp(max of the part - max) * O of the part, some parts at a time in flight
+//     max and sum over all parts, a part a lane
+//     O = sum over parts of exp(max of the part - max) * O of the part; the loads of several parts are in flight
 //     O / sum -> global;  lse
 //
-// Or the merged rows become a part again: the first of a group, where an item has many.
+// If an item has many parts, groups of them are merged first, and the result replaces the first part of the group.
 
-/// All parts [begin, end) of the item, by a warp for each row. A lane has the same parts whatever `begin` is, and a part
-/// in which a row sees nothing changes no bit of it. slot_at(x): where part x is. With `into_first` the result replaces
-/// the first of them.
+/// Merges parts [begin, end) of the item. The assignment of parts to lanes does not depend on `begin`, and a part in which
+/// a row sees no key changes no bit of the result. slot_at(x): the slot of part x. into_first: the result replaces the
+/// first part.
 template <bool into_first = false, ForwardConfig config, typename SlotAt>
 __device__ __forceinline__ void merge_parts(const FinishRows<config>& out, const Parts<config>& parts, int begin, int end,
                                             SlotAt slot_at) {
@@ -225,7 +230,7 @@ __device__ __forceinline__ void merge_parts(const FinishRows<config>& out, const
   constexpr int together = config.block_q > 16 || config.head_dim_v > 128 || splits ? 4 : 8;  // as registers allow
   float* factors = out.storage.factors[out.warp];
   for (int row = out.warp; row < out.num_rows(); row += Rows::warps) {
-    int slot = 0;  // a split's takes divisions: each lane finds one of 32, for all
+    int slot = 0;  // a split's slot takes divisions: each lane computes one of 32
     const auto load = [&](Four(&values)[together], int x, int column) {
       if (splits && (x - begin) % 32 == 0) slot = slot_at(tile::min(x + out.lane, end - 1));
 #pragma unroll
@@ -236,8 +241,8 @@ __device__ __forceinline__ void merge_parts(const FinishRows<config>& out, const
       }
     };
     Four values[together];
-    load(values, begin, 4 * out.lane);     // under the statistics
-    float max = -tile::infinity, sum = 0;  // of this lane's parts, then of all
+    load(values, begin, 4 * out.lane);     // in flight while the statistics are merged
+    float max = -tile::infinity, sum = 0;  // over this lane's parts, then over all
     const int own =
         config.split_tiles > 0 ? begin + (out.lane - begin % 32 + 32) % 32 : begin + out.lane;  // this lane's first
     for (int x = own; x < end; x += 32) {
@@ -247,7 +252,7 @@ __device__ __forceinline__ void merge_parts(const FinishRows<config>& out, const
       if (larger != -tile::infinity) {
         sum = sum * ptx::exp2(max - larger) + statistics[1] * ptx::exp2(statistics[0] - larger);
       } else {
-        sum += statistics[1];  // NaN where all scores are
+        sum += statistics[1];  // keeps NaN if all scores are NaN
       }
       max = larger;
       factors[x - begin] = statistics[0];
@@ -260,7 +265,7 @@ __device__ __forceinline__ void merge_parts(const FinishRows<config>& out, const
     for (int x = own; x < end; x += 32) factors[x - begin] = ptx::exp2(factors[x - begin] - reference);
 #pragma unroll
     for (int step = 1; step < 32; step *= 2) sum += ptx::shuffle_xor(sum, step);
-    __syncwarp();  // the factors are ready; not found by the emulator: its shuffles order more than the GPU's do
+    __syncwarp();  // the factors are written (the emulator does not check: its shuffles order memory, too)
     float lse = 0, factor = 1;
     const Row place = out.row_of(row);
     if constexpr (into_first) {

@@ -3,9 +3,9 @@
 #include "decode/mla_sm90/storage.cuh"
 #include "ptx/matrix_store.cuh"
 
-// The end of an item of decode/mla_sm90, or of a block's part of one. Each warpgroup holds half of the columns of all rows:
-// a whole item goes from registers to O and lse, a part to the workspace, and the last block to arrive merges all parts
-// (decode/merge.cuh).
+// The end of an item of decode/mla_sm90, or of a block's part of an item. Each warpgroup holds half of the columns of all
+// rows. A whole item is written from registers to O and lse, a part to the workspace; the last block to arrive merges all
+// parts (decode/merge.cuh).
 
 namespace flash_attention::mla {
 
@@ -14,12 +14,12 @@ struct Finish {
   using Rows = decode::FinishRows<config>;
   using Pair = ptx::Vector<float, 2>;
   using Values = float[mla_head_dim_v / 4];  // half of the columns of 64 rows, over a warpgroup
-  using Scales = float[2];                   // of a thread's rows: scores to exponents of two
+  using Scales = float[2];                   // factors from scores to exponents of two, for a thread's rows
 
   const AttentionArgs& args;
   SharedStorage<config>& shared;
   int warpgroup;
-  int first_row;  // of a thread; the other is 8 further
+  int first_row;  // of a thread; its other row is 8 further
   int first_column;
   int thread = ptx::hide_from_compiler(static_cast<int>(threadIdx.x));  // not kept through the products
   Rows rows_of_item{args, shared.finish, shared.sequence, shared.cursor.item, thread, thread % 32, thread / 32};
@@ -36,7 +36,7 @@ struct Finish {
     const decode::Parts<config> parts(args);
     const decode::Item<config>& item = shared.cursor.item;
     share_sums(rows);
-    sync();  // the sums are ready, and Q is read no more
+    sync();  // the sums are written, and no product reads Q any more
     const bool begins = tile == item.first_tile, ends = tile + count == item.end_tile;
     const int start = run.begin + shared.done - (tile - item.first_tile);
     const int block = ptx::hide_from_compiler(static_cast<int>(blockIdx.x));  // not kept through the products
@@ -44,24 +44,25 @@ struct Finish {
     if (begins && ends) {
       ptx::path<"decode/mla_sm90 whole item">();
       write_item(rows, O, scales);
-      sync();  // sums and marks have been read
+      sync();  // all have read sums and marks
       return;
     }
     ptx::path<"decode/mla_sm90 part of an item">();
     write_part(parts, parts.at(parts.slot_of(first, block - first)), rows, O, scales);
-    sync();  // everyone's writes come before the arrival
+    sync();  // all writes of the block come before the arrival
     const int blocks = run.shares.block_of(start + item.end_tile - item.first_tile - 1) - first + 1;
-    // Many parts are merged in groups first: one block would take long for all.
+    // Many parts are first merged in groups, because one block would take long for all of them.
     int group = 1;
     if (blocks >= 6) {
       while (2 * group * group < blocks) group *= 2;
       const int begin = (block - first) / group * group, end = tile::min(begin + group, blocks);
       if (end - begin > 1) {
-        // The word of a block that is not the first of the item, nor its last: no other item needs it.
+        // A group counts in the word of a block that is neither the first nor the last of the item, so no other item uses
+        // it.
         if (!arrive(parts, begin == 0 ? first + 1 : first + begin, end - begin)) return;
         ptx::path<"decode/mla_sm90 merged group">();
         decode::merge_parts<true>(rows_of_item, parts, begin, end, [&](int x) { return parts.slot_of(first, x); });
-        sync();  // everyone's writes come before the arrival
+        sync();  // all writes of the block come before the arrival
       }
     }
     const int groups = tile::ceil_div(blocks, group);
@@ -71,7 +72,7 @@ struct Finish {
     sync();  // is_last and the factors have been read
   }
 
-  /// Whether this block is the last of `count` to come to a word.
+  /// Counts an arrival at a word. Returns whether this block is the last of `count`.
   __device__ __forceinline__ bool arrive(const decode::Parts<config>& parts, int word, int count) const {
     if (threadIdx.x == 0) {
       parts.prepare(word);
@@ -138,7 +139,7 @@ struct Finish {
     if constexpr (Rows::repairs_rows) repair();
   }
 
-  /// O of this warpgroup in 16 bits, where Q was: in the layout of its panels.
+  /// Writes O of this warpgroup in 16 bits to shared memory, over Q and in the layout of its panels.
   __device__ __forceinline__ void stage_output(const Values& O, const float (&factors)[2]) const {
     const int lane = thread % 32, tile = lane / 8, row = thread / 32 % 4 * 16 + tile % 2 * 8 + lane % 8;
     unsigned char* to = shared.Q.bytes + warpgroup * panels_of_half * StageTile::panel_bytes;
@@ -155,7 +156,7 @@ struct Finish {
     }
   }
 
-  /// A warp's rows of it to global memory, a row at a time; marks those that are not finite.
+  /// Copies a warp's rows of O to global memory, one row at a time, and marks rows that are not finite.
   __device__ __forceinline__ void copy_output() const {
     using Chunk = ptx::Vector<unsigned, 4>;
     const int lane = thread % 32, begin = thread / 32 % 4 * 16;
@@ -178,9 +179,9 @@ struct Finish {
     }
   }
 
-  /// Rows that 0 * NaN has reached, once more.
+  /// Computes rows that 0 * NaN has reached again.
   __device__ __forceinline__ void repair() const {
-    sync();  // the marks are ready, and what is replaced has been written
+    sync();  // all marks and outputs are written
     for (int row = rows_of_item.warp; row < rows_of_item.num_rows(); row += Rows::warps) {
       if (shared.not_finite[row] == 0) continue;
       const auto place = rows_of_item.row_of(row);

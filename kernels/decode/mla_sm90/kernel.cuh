@@ -8,9 +8,10 @@
 
 // Latent attention (MLA) for few queries, sm_90: wgmma, keys of 576 columns whose first 512 are the values, read once.
 //
-// Rows are packed, and tiles of keys distributed over thread blocks, as in decode/sm80 (decode/schedule.cuh). A tile has 64
-// rows, so O is 64 x 512 floats: two consumer warpgroups hold half of its columns each. KV blocks of 64 keys go through two
-// stages; warpgroup w makes the scores of the blocks of stage w, and both add up the values of all blocks:
+// Rows are packed, and tiles of keys are distributed over thread blocks, as in decode/sm80 (decode/schedule.cuh). A tile
+// has 64 rows, so O is 64 x 512 floats: each of two consumer warpgroups holds half of the columns, 128 registers a thread.
+// KV blocks of 64 keys go through two stages. Warpgroup w computes the scores of the blocks of stage w; both warpgroups
+// multiply P and V of all blocks:
 //
 //   for each item of the run:                     Q -> shared                                              scores.cuh
 //     for each KV block n, warpgroup w:
@@ -19,12 +20,13 @@
 //       n is of the other stage:                  wait for P;  O_w = O_w * rescale + P V_w                issue_other
 //     O / sum -> global, or a part of it                                                                 finish.cuh
 //
-// So the softmax of one warpgroup runs under the products of the other. P takes the place of the key's own columns in the
-// stage: they are read no more. The third warpgroup is the producer (producer.cuh).
+// So the softmax of one warpgroup overlaps with the products of the other. P overwrites the key's own columns in the stage
+// (the 64 columns that are not part of the value), which are not read any more. The third warpgroup is the producer
+// (producer.cuh).
 
 namespace flash_attention::mla {
 
-// The warpgroups that attend: what they do with KV blocks of either stage, and one item after another.
+// The consumer warpgroups: KV blocks of their own stage and of the other, and the loop over items.
 
 template <ForwardConfig config>
 struct Attend {
@@ -40,7 +42,7 @@ struct Attend {
 
   __device__ __forceinline__ Attend(const AttentionArgs& args, SharedStorage<config>& storage) : scoring{args, storage} {}
 
-  /// The beginning of an item.
+  /// Begins an item.
   __device__ __forceinline__ void start() {
     scoring.load_Q();
     rows = {};
@@ -56,7 +58,7 @@ struct Attend {
     return Descriptor(ptx::wgmma_descriptor(V, panel, 1024));
   }
 
-  /// Few KV blocks raise a maximum. To see that takes a register, which options do not leave.
+  /// Few KV blocks raise a maximum, so a vote saves most multiplications. With options there is no register for the vote.
   __device__ __forceinline__ void rescale_output(const float (&rescale)[2]) {
     constexpr bool skips_ones = tile::Score<features>::linear && !features.mask;
     if (skips_ones && !ptx::any(rescale[0] != 1.0f || rescale[1] != 1.0f)) return;
@@ -64,18 +66,19 @@ struct Attend {
     for (int i = 0; i < columns / 2; ++i) O[i] *= rescale[i / 2 % 2];
   }
 
-  /// The products of a KV block, of this warpgroup's stage or of the other, are complete: its part of the stage may be
-  /// filled again.
+  /// Releases this warpgroup's part of a stage (other: of the other warpgroup's stage): its products are complete, so it
+  /// may be filled again.
   __device__ __forceinline__ void release(int other) const {
     const Place place;
     if (place.lane == 0) ptx::mbarrier_arrive(scoring.shared.empty[place.warpgroup ^ other][place.warpgroup]);
   }
 
-  /// P and what goes with it, for the other warpgroup.
+  /// Publishes P, the maxima and the rescale factors for the other warpgroup.
   __device__ __forceinline__ void publish(const unsigned (&P)[4][4], const float (&rescale)[2]) const {
     const Place place;
     const int stage = place.warpgroup;
-    ptx::barrier_sync(barrier_warpgroup + stage, wg_threads);  // all warps' products have read the keys
+    ptx::barrier_sync(barrier_warpgroup + stage,
+                      wg_threads);  // the products of all warps have read the keys, which P overwrites
     const int tile = place.lane / 8, row = 16 * place.warp + tile % 2 * 8 + place.lane % 8;
 #pragma unroll
     for (int step = 0; step < 4; ++step) {
@@ -88,12 +91,12 @@ struct Attend {
       scoring.shared.max[stage][place.row + 8 * half] = rows.max[half];
       scoring.shared.rescale[stage][place.row + 8 * half] = rescale[half];
     }
-    ptx::fence_async_shared();  // the other warpgroup's products read P
-    __syncwarp();               // not found by the emulator: bar.arrive wants the lanes of a warp together
+    ptx::fence_async_shared();  // orders P before the other warpgroup's products read it
+    __syncwarp();               // bar.arrive needs the lanes of a warp together (the emulator does not check)
     ptx::barrier_arrive(barrier_P + stage, 2 * wg_threads);
   }
 
-  /// Of a KV block of this warpgroup's stage, whose scores have been issued: softmax and the products.
+  /// Softmax and P V for a KV block of this warpgroup's stage. Its scores have been issued.
   __device__ __forceinline__ void attend_own(Scores& S, int tile_idx) {
     ptx::wgmma_wait<0>();  // the scores are complete
     ptx::wgmma_pin(reinterpret_cast<float(&)[mla_block_kv / 2]>(S));
@@ -108,7 +111,7 @@ struct Attend {
     publish(P, rescale);
     rescale_output(rescale);
     const Descriptor V = V_tile(Place().warpgroup);
-    ptx::wgmma_fence();  // O and P have been written by ordinary instructions
+    ptx::wgmma_fence();  // ordinary instructions have written O and P
 #pragma unroll
     for (int step = 0; step < 4; ++step) {
       ptx::wgmma_rs<type, columns, ptx::Major::mn>(O, P[step], V.at(step * 16 * 128), true);
@@ -120,7 +123,7 @@ struct Attend {
     release(0);
   }
 
-  /// Issues the products of a KV block of the other stage.
+  /// Issues P V for a KV block of the other warpgroup's stage.
   __device__ __forceinline__ void issue_other() {
     const Place place;
     const int stage = place.warpgroup ^ 1;
@@ -134,7 +137,7 @@ struct Attend {
     }
     rescale_output(rescale);
     const Descriptor P(ptx::wgmma_descriptor(P_tile(stage), 0, 1024)), V = V_tile(stage);
-    ptx::wgmma_fence();  // O has been written by ordinary instructions
+    ptx::wgmma_fence();  // ordinary instructions have written O
 #pragma unroll
     for (int step = 0; step < 4; ++step) {
       ptx::wgmma_ss<type, columns, ptx::Major::k, ptx::Major::mn>(O, P.at(step * 32), V.at(step * 16 * 128), true);
@@ -142,7 +145,7 @@ struct Attend {
     ptx::wgmma_commit();
   }
 
-  /// They are complete, but for the groups after them: the part of the other stage may be filled again.
+  /// Waits for these products, but not for `later` groups issued after them; then releases the part of the other stage.
   template <int later>
   __device__ __forceinline__ void finish_other() {
     ptx::wgmma_wait<later>();
@@ -150,8 +153,8 @@ struct Attend {
     release(1);
   }
 
-  /// A KV block of the other stage, and the scores of block n. Where block n has landed they follow the products without a
-  /// pause; otherwise the part of the other stage is released first, so that its next copies begin.
+  /// P V for a KV block of the other stage, then the scores of block n. If block n has landed, its scores are issued
+  /// without a pause. If not, the part of the other stage is released first, so that its next copies begin meanwhile.
   __device__ __forceinline__ void issue_both(Scores& S, int n) {
     issue_other();
     const bool landed = own_landed(n);
@@ -171,11 +174,11 @@ struct Attend {
                         0) != 0;
   }
 
-  /// KV blocks [n, n + count) of the run, of which the first is tile `tile_idx` of the item. The largest step is there
-  /// once: instructions that run once an item come from memory.
+  /// Processes KV blocks [n, n + count) of the run; the first is tile `tile_idx` of the item. The longest code, attend_own,
+  /// is inlined only once: code that runs once an item has to be fetched from memory each time.
   __device__ __forceinline__ void attend(int n, int tile_idx, int count) {
     const int end = n + count, shift = tile_idx - n;
-    // Known to be the same in a warp.
+    // The shuffle tells the compiler that the condition is uniform.
     if (ptx::shuffle(static_cast<int>(threadIdx.x) / wg_threads, 0) != n % mla_stages) {
       issue_other();
       finish_other<0>();
@@ -206,7 +209,7 @@ struct Attend {
     do {
       ptx::barrier_sync(barrier_attend, 2 * wg_threads);  // the cursor is ready
       start();
-      // Known to be the same in a warp: products come in no branch that lanes may take apart.
+      // The shuffles tell the compiler that these numbers are uniform, so no product is in a branch that may diverge.
       attend(ptx::shuffle(scoring.shared.done, 0), ptx::shuffle(scoring.shared.cursor.tile, 0),
              ptx::shuffle(scoring.shared.count(), 0));
       const Place place;
@@ -221,7 +224,7 @@ struct Attend {
         if (scoring.shared.run.begin + scoring.shared.done < scoring.shared.run.end)
           scoring.shared.cursor.next(scoring.args);
       }
-      ptx::barrier_sync(barrier_attend, 2 * wg_threads);  // all know how far the run is
+      ptx::barrier_sync(barrier_attend, 2 * wg_threads);  // all threads see the new cursor
     } while (scoring.shared.run.begin + scoring.shared.done < scoring.shared.run.end);
   }
 };
@@ -253,8 +256,8 @@ __device__ __forceinline__ void decode_mla_sm90(const AttentionArgs& args) {
   }
   __syncthreads();  // all threads see the barriers and the run
   if (shared.run.begin == shared.run.end) return;
-  const int warpgroup = ptx::shuffle(static_cast<int>(threadIdx.x) / wg_threads, 0);  // known to be the same in a warp
-  // Codes are held while they become elements, and coordinates of boxes.
+  const int warpgroup = ptx::shuffle(static_cast<int>(threadIdx.x) / wg_threads, 0);  // the compiler knows: uniform
+  // The producer needs more registers if it converts codes to elements, or computes coordinates of boxes.
   constexpr bool large = narrow || config.producer_warp;
   if (warpgroup == 2) {
     ptx::registers_decrease<large ? 72 : 56>();

@@ -1,15 +1,15 @@
 #pragma once
 
-// The warpgroup of decode/mla_sm90 that loads: latent keys through the page table, by cp.async, 16 bytes a lane. A stage is
-// filled in three parts, each with a separate barrier, so that products begin before all of it has landed, and a part
-// is filled again as soon as the warpgroup that read it last is done. Warps 0 and 1 fill stage 0, the others stage 1; of
-// the values each warp has one half, and the second of a stage the key's own columns, too. So a warp waits for its own
-// copies alone, and sees every phase of the barriers that it waits for. Keys that no row of the item sees become zero
-// without being read.
+// The producer warpgroup of decode/mla_sm90. It loads latent keys through the page table with cp.async, 16 bytes a lane. A
+// stage is filled in three parts, each with a separate barrier. So products begin before the whole stage has landed, and a
+// part is filled again as soon as the warpgroup that reads it is done. Warps 0 and 1 fill stage 0, warps 2 and 3 stage 1.
+// Each warp copies half of the value's columns; the second warp of a stage also copies the key's own columns. So a warp
+// waits only for its own copies, and sees every phase of the barriers that it waits for. Keys that no row of the item sees
+// become zero without being read.
 //
-// A lane looks up the pages of two rows of the next KV block while the copies of the present one are in flight.
+// A lane looks up the pages of two rows of the next KV block while the copies of the current one are in flight.
 //
-// Where pages are multiples of KV blocks (config.producer_warp), one lane asks TMA for a part whose keys are all seen.
+// If pages are multiples of KV blocks (config.producer_warp), one lane loads a part with TMA if all its keys are seen.
 
 #include "abi/tensor_maps.h"
 #include "decode/mla_sm90/storage.cuh"
@@ -55,7 +55,7 @@ struct Producer {
     return begin >= now.item.seen.begin && begin + mla_block_kv <= now.item.seen.end;
   }
 
-  /// Where the boxes of a tile are, in lane 0: those of its first key.
+  /// The coordinates of a tile's boxes, from its first key. Valid in lane 0.
   struct BoxPlace {
     int row;
     int batch;
@@ -67,7 +67,7 @@ struct Producer {
                                                                                               : now.item.batch_idx};
   }
 
-  /// This warp's parts of a stage, by TMA, which signals by itself.
+  /// Loads this warp's parts of a stage with TMA, which completes the barriers itself.
   __device__ __forceinline__ void load_boxes(const decode::Cursor<config>& now, int stage, int half, int room) const {
     if (lane == 0) {
       ptx::path<"decode/mla_sm90 boxes">();
@@ -76,21 +76,21 @@ struct Producer {
       ptx::tma_load_5d(shared.stage[stage].bytes + half * panels_of_half * StageTile::panel_bytes, args.maps[map_values],
                        shared.full[stage][half], 0, at.row, half * panels_of_half, now.item.kv_head_idx, at.batch);
       if (half == 1) {
-        ptx::mbarrier_wait(shared.empty[stage][0], room);  // P was there
+        ptx::mbarrier_wait(shared.empty[stage][0], room);  // both warpgroups have read P, which was here
         ptx::mbarrier_arrive_expect_tx(shared.full[stage][2], StageTile::panel_bytes);
         ptx::tma_load_4d(shared.stage[stage].bytes + value_panels * StageTile::panel_bytes, args.maps[map_own],
                          shared.full[stage][2], 0, at.row, now.item.kv_head_idx, at.batch);
       }
     }
-    __syncwarp();  // no lane goes on before the other warpgroup's stage is known to be empty
+    __syncwarp();  // no lane goes on before lane 0 has waited
   }
 
   __device__ __forceinline__ unsigned part_smem(int stage, int first_panel) const {
     return ptx::shared_address(&shared.stage[stage]) + first_panel * StageTile::panel_bytes;
   }
 
-  /// Panels [first, first + panels) of the stage, from `column` of a tensor's rows on. Eight lanes copy 128
-  /// bytes of a row, a panel after the other.
+  /// Copies panels [first, first + panels) of the stage, beginning with `column` of a tensor's rows. Eight lanes copy 128
+  /// bytes of a row, one panel after another.
   template <int first, int panels>
   __device__ __forceinline__ void copy(const decode::Cursor<config>& now, const TensorView& view, int stage, int column) {
     constexpr int lanes = 8;  // of a row
@@ -102,7 +102,8 @@ struct Producer {
       base += now.item.batch_idx * view.batch_stride + start * view.seq_stride;
     }
     const unsigned to = part_smem(stage, first);
-    constexpr int together = config.producer_warp ? 1 : 4;  // with boxes this is the last KV block of a sequence
+    constexpr int together =
+        config.producer_warp ? 1 : 4;  // with boxes, only the last KV block of a sequence is copied here
 #pragma unroll together
     for (int begin = 0; begin < mla_block_kv; begin += 32 / lanes) {
       const int row = begin + lane / lanes, j = now.tile * mla_block_kv + row;
@@ -122,9 +123,9 @@ struct Producer {
     ptx::copy_async_commit();
   }
 
-  /// The copies of a part have landed.
+  /// Signals that the copies of a part have landed.
   __device__ __forceinline__ void signal(int stage, int part) const {
-    ptx::fence_async_shared();  // the products read it
+    ptx::fence_async_shared();  // orders the copies before the products' reads
     __syncwarp();               // every lane's copies have landed
     if (lane == 0) ptx::mbarrier_arrive(shared.full[stage][part]);
   }
@@ -146,7 +147,7 @@ struct Producer {
         copy<0, panels_of_half>(cursor, args.V, stage, 0);
       } else {
         copy<panels_of_half, panels_of_half>(cursor, args.V, stage, panels_of_half * 64);
-        ptx::mbarrier_wait(shared.empty[stage][0], room);  // P was there
+        ptx::mbarrier_wait(shared.empty[stage][0], room);  // both warpgroups have read P, which was here
         copy<value_panels, 1>(cursor, args.K, stage, 0);
       }
       for (int step = 1; step <= mla_stages && n + step < count; ++step) cursor.next(args);
@@ -165,15 +166,15 @@ struct Producer {
   }
 };
 
-// Latent keys of 8 bits in decode/mla_sm90, and the warpgroup that loads them. The codes of a part are copied into the
-// second half of its memory and become 16-bit elements there:
+// The producer warpgroup for latent keys of 8 bits. The codes of a part are copied to the second half of its memory, and
+// are converted in place to 16-bit elements:
 //
 //   part of four panels, blocks of 4 KiB:   0 1 | 2 3 | 4 5 | 6 7       codes of panels 3, 2, 1, 0 in blocks 4, 5, 6, 7
 //   first:  panels 0 and 1, 7 6 -> 0 1 2 3                              there are no codes
 //   then:   panels 2 and 3, 5 4 -> 4 5 6 7                              when all four warps have read theirs
 //
-// A warp copies and converts 16 rows of every KV block: a block is ready four times as soon as if each warp had its own.
-// The copies of the next block are issued between the parts of the present one, as soon as there is room.
+// A warp copies and converts 16 rows of every KV block, so a block is ready four times as soon as if each warp had a block
+// of its own. The copies of the next block are issued between the parts of the current one, as soon as there is room.
 
 constexpr int barrier_codes = 6;  // the warps that load
 
@@ -183,7 +184,7 @@ struct CodeProducer {
   static constexpr Type code = key_type(features);
   static constexpr Type type = product_type<config>;
   static constexpr int block_bytes = mla_block_kv * 64;
-  static constexpr int unit_bytes = 16;  // that a lane copies at once
+  static constexpr int unit_bytes = 16;  // copied by a lane at once
   static constexpr int rows = mla_block_kv / 4;
   using Element = tile::Stored<code>;
   using Unit = ptx::Vector<unsigned, 4>;
@@ -209,7 +210,8 @@ struct CodeProducer {
     }
   }
 
-  /// This warp's rows of the KV block that was looked up last, to L2: their copies will not begin before there is room.
+  /// Prefetches this warp's rows of the KV block that was looked up last into L2, because their copies cannot begin before
+  /// there is room.
   __device__ __forceinline__ void prefetch(const decode::Cursor<config>& next) const {
     const int j = next.tile * mla_block_kv + first_row + lane % rows;
     if (!sees(next.item, j)) return;
@@ -232,7 +234,8 @@ struct CodeProducer {
     return ptx::shared_address(&shared.stage[stage]) + part * panels_of_half * StageTile::panel_bytes;
   }
 
-  /// Where this lane's unit of a row's codes of a panel is, in a part of so many: four lanes have the 64 bytes of a row.
+  /// The place of this lane's unit of a row's codes of a panel, in a part of `panels` panels. Four lanes have the 64 bytes
+  /// of a row.
   template <int panels>
   __device__ __forceinline__ unsigned offset(int row, int panel) const {
     return static_cast<unsigned>((2 * panels - 1 - panel) * block_bytes + row * 64 + lane % 4 * unit_bytes);
@@ -240,7 +243,7 @@ struct CodeProducer {
   /// The two rows of a lane.
   __device__ __forceinline__ int row_of(int half) const { return first_row + 8 * half + lane / 4; }
 
-  /// This lane's unit of the first panel of a row, in a tensor.
+  /// The address of this lane's unit of the first panel of a row, in a tensor.
   __device__ __forceinline__ const Element* source(const decode::Cursor<config>& now, const TensorView& view,
                                                    int half) const {
     const auto* from = static_cast<const Element*>(view.data) + now.item.kv_head_idx * view.head_stride;
@@ -254,8 +257,8 @@ struct CodeProducer {
     return from + lane % 4 * unit_bytes;
   }
 
-  /// This warp's rows of a KV block, in three groups of copies. A row's address is worked out once: copies then differ by
-  /// numbers that the compiler knows.
+  /// Copies this warp's rows of a KV block, in three groups. A row's address is computed once; the copies then differ by
+  /// constants.
   __device__ __forceinline__ void copy_block(const decode::Cursor<config>& now, int stage) const {
     const Element* from[2];
     int bytes[2];
@@ -284,7 +287,8 @@ struct CodeProducer {
     ptx::copy_async_commit();
   }
 
-  /// This warp's rows of `count` panels from `first` on: the codes of a lane, two units of a panel. `first` is even.
+  /// Reads the codes of this warp's rows of `count` panels, beginning with `first`, which is even: two units of a panel a
+  /// lane.
   template <int panels, int count>
   __device__ __forceinline__ void read(Unit (&codes)[2 * count], unsigned from, int first) const {
 #pragma unroll
@@ -311,8 +315,8 @@ struct CodeProducer {
     }
   }
 
-  /// The codes of `panels` panels of a part become elements, one half after the other: the same instructions for both,
-  /// since all that these warps go through comes from the caches of instructions again and again.
+  /// Converts the codes of `panels` panels of a part, one half after the other. Both halves use the same instructions,
+  /// because the code of these warps competes with the consumers' for the instruction cache.
   template <int panels>
   __device__ __forceinline__ void expand(unsigned part) const {
     constexpr int count = panels == 4 ? 2 : 1;
@@ -320,21 +324,22 @@ struct CodeProducer {
     for (int first = 0; first < panels; first += count) {
       Unit codes[2 * count];
       read<panels, count>(codes, part, first);
-      // All codes of the part have been read. Panels 0 and 1 of four go where none are.
+      // All codes of the part have been read. Before the first half no barrier is needed: panels 0 and 1 of four do not
+      // overlap codes.
       if (first + count == panels) ptx::barrier_sync(barrier_codes, wg_threads);
       write<count>(codes, part + static_cast<unsigned>(first * StageTile::panel_bytes));
     }
   }
 
-  /// This warp's copies of a part have landed, but for those of the parts after it, and of the next KV block if that has
-  /// been issued.
+  /// Waits for this warp's copies of a part, but not for the parts after it, nor for those of the next KV block if they
+  /// have been issued (ahead).
   __device__ __forceinline__ static void wait_for(int part, bool ahead) {
     if (part == 0) ahead ? ptx::copy_async_wait<5>() : ptx::copy_async_wait<2>();
     if (part == 1) ahead ? ptx::copy_async_wait<4>() : ptx::copy_async_wait<1>();
     if (part == 2) ahead ? ptx::copy_async_wait<3>() : ptx::copy_async_wait<0>();
     __syncwarp();  // every lane's copies have landed
   }
-  /// Its codes, of `panels` panels, become elements.
+  /// Converts the codes of a part, and signals that it is ready.
   template <int panels>
   __device__ __forceinline__ void finish(int stage, int part) const {
     expand<panels>(part_smem(stage, part));
@@ -348,7 +353,7 @@ struct CodeProducer {
     const bool both =
         ptx::mbarrier_test(shared.empty[stage][0], phase) && ptx::mbarrier_test(shared.empty[stage][1], phase);
     const bool room = ptx::shuffle(static_cast<int>(both), 0) != 0;
-    __syncwarp();  // another lane may have looked a moment earlier: what lane 0 has seen comes before its copies, too
+    __syncwarp();  // another lane may have tested a moment earlier: its copies must also come after what lane 0 has seen
     return room;
   }
 
@@ -372,7 +377,7 @@ struct CodeProducer {
 #pragma unroll 1
     for (int n = 0; n < count; ++n) {
       const int stage = n % mla_stages;
-      bool ahead = n + 1 == count;  // the copies of block n + 1 are issued, or there is none
+      bool ahead = n + 1 == count;  // the copies of block n + 1 have been issued, or it does not exist
       bool issued_now = false;      // in this iteration
       const auto issue_next = [&](bool wait) {
         if (ahead || (!wait && !has_room(n + 1))) return;

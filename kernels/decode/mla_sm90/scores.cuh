@@ -4,11 +4,13 @@
 #include "decode/scores.cuh"
 #include "ptx/async.cuh"
 
-// S = Q K^T of decode/mla_sm90: Q of an item to shared memory, the product of a KV block, options and mask on its scores.
+// S = Q K^T of decode/mla_sm90: loads Q of an item to shared memory, multiplies it with a KV block, applies options and
+// mask.
 
 namespace flash_attention::mla {
 
-/// A thread's place in its warpgroup, and in accumulators. Worked out where it is needed: kept, it would take registers.
+/// A thread's place in its warpgroup and in accumulators. It is computed again at each use; keeping it would take
+/// registers.
 struct Place {
   int thread, warpgroup, lane, warp;
   int row, column;  // the first of its two rows, and its first column in each block of 8
@@ -34,7 +36,7 @@ struct Scoring {
   const AttentionArgs& args;
   SharedStorage<config>& shared;
 
-  /// Of the two rows of a thread: what makes exponents of two of scores.
+  /// The factors from scores to exponents of two, for the two rows of a thread.
   using Scales = float[2];
   __device__ __forceinline__ void get_scales(Scales& scales) const {
     const Place place;
@@ -47,7 +49,7 @@ struct Scoring {
     }
   }
 
-  /// Q of the item that the cursor is at; rows that do not exist are zero.
+  /// Loads Q of the current item; rows that do not exist become zero.
   __device__ __forceinline__ void load_Q() const {
     const decode::Item<config>& item = shared.cursor.item;
     const tile::Sequence sequence = tile::make_sequence<features>(args, item.batch_idx);
@@ -77,12 +79,12 @@ struct Scoring {
     ptx::copy_async_commit();
     ptx::copy_async_wait<0>();
     if constexpr (divides_Q<config>) divide_Q();
-    ptx::fence_async_shared();                          // the products read Q
+    ptx::fence_async_shared();                          // orders Q before the products' reads
     ptx::barrier_sync(barrier_attend, 2 * wg_threads);  // Q is ready for both warpgroups
   }
 
-  /// The rows of Q that this warp has copied become float16, divided by such powers of two that the largest element of a
-  /// row is between 2^15 and 2^16. Elements smaller than that by 2^32 or more are rounded.
+  /// Converts the rows of Q that this warp has copied to float16. Each row is divided by a power of two, so that its
+  /// largest element is between 2^15 and 2^16. Elements that are smaller by 2^32 or more are rounded.
   __device__ __forceinline__ void divide_Q() const {
     using Chunk = ptx::Vector<unsigned, 4>;
     const Place place;
@@ -96,7 +98,7 @@ struct Scoring {
       for (int i = 0; i < each; ++i) {
         const int chunk = place.lane + 32 * i;
         if (chunk >= chunks) continue;
-        values[i] = ptx::load_shared<Chunk>(Q + StageTile::offset(row, chunk));  // which this lane has copied
+        values[i] = ptx::load_shared<Chunk>(Q + StageTile::offset(row, chunk));  // this lane has copied it
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
           largest = tile::max(largest, tile::max(values[i][j] & 0x7fffu, values[i][j] >> 16 & 0x7fffu));
@@ -106,7 +108,7 @@ struct Scoring {
       for (int step = 1; step < 32; step *= 2) {
         largest = tile::max(largest, static_cast<unsigned>(ptx::shuffle_xor(static_cast<int>(largest), step)));
       }
-      // Both powers of two are normal numbers; a row of infinity or NaN keeps it.
+      // Both powers of two are normal numbers. Inf and NaN in a row are kept.
       const int exponent = tile::max(16, tile::min(static_cast<int>(largest >> 7), 254)) - 127 - 15;
       const auto power = [](int e) { return __builtin_bit_cast(float, (e + 127) << 23); };
       const float factor = power(-exponent);
@@ -125,18 +127,19 @@ struct Scoring {
     }
   }
 
-  /// Issues what a part of the columns adds to S = Q K^T of KV block n, when the part has landed.
+  /// Waits for a part of the columns of KV block n, and issues its products of S = Q K^T.
   template <int part>
   __device__ __forceinline__ void issue_scores(Scores& S, int n) const {
     auto& flat = reinterpret_cast<float(&)[mla_block_kv / 2]>(S);
     const Place place;
     ptx::mbarrier_wait(shared.full[place.warpgroup][part], n / mla_stages % 2);
     if constexpr (features.kv_scales && part == 2) {
-      // Known to be the same in a warp. Mostly there is one scale for both.
+      // The shuffle tells the compiler that this is uniform. Usually keys and values have the same scale, and nothing is
+      // done.
       if (ptx::shuffle(static_cast<int>(shared.v_by_k_scale != 1.0f), 0) != 0) scale_values(flat);
     }
-    // The compiler drops a shuffle of what it knows to be the same in all lanes, and with it the uniform registers, in
-    // which steps cost nothing: so the lane is added, which is 0 in lane 0.
+    // Descriptors belong in uniform registers, where adding a step is free; a shuffle puts them there. The compiler removes
+    // a shuffle of a value that it knows to be uniform. So the lane is added, which is 0 in lane 0.
     const Descriptor Q(ptx::wgmma_descriptor(shared.Q.bytes + 16 * place.lane, 0, 1024));
     const Descriptor K(ptx::wgmma_descriptor(&shared.stage[place.warpgroup], 0, 1024));
     ptx::wgmma_fence();  // softmax is done with these registers
@@ -148,17 +151,17 @@ struct Scoring {
     ptx::wgmma_commit();
   }
 
-  /// Between the products of the values' columns and those of the key's own, which have another scale.
+  /// Scales S between the products of the value's columns and those of the key's own columns, which have another scale.
   __device__ __forceinline__ void scale_values(float (&S)[mla_block_kv / 2]) const {
     ptx::wgmma_wait<0>();
     ptx::wgmma_pin(S);
     const float factor = shared.v_by_k_scale;
 #pragma unroll
     for (float& score : S) score *= factor;
-    ptx::wgmma_fence();  // the products that follow add to them
+    ptx::wgmma_fence();  // the following products add to them
   }
 
-  /// Scores from dot products, -inf where hidden.
+  /// Turns dot products into scores; -inf if hidden.
   __device__ __forceinline__ void modify(Scores& S, int tile_idx) const {
     const Place place;
     if constexpr ((features.kv_scales || divides_Q<config>)&&!tile::Score<features>::linear) {
