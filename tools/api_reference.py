@@ -1,8 +1,10 @@
 """Reference pages from the package's docstrings and from the comments of the public headers."""
 
+import ast
 import importlib
 import inspect
 import re
+import textwrap
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -23,19 +25,62 @@ def signature_of(value: object) -> str:
         return "(...)"
 
 
+def call_of(name: str, value: object) -> str:
+    """How it is called: on one line if that fits, otherwise an argument a line."""
+    text = f"{name}{signature_of(value)}"
+    if len(text) <= 88 or not callable(value):
+        return text
+    try:
+        signature = inspect.signature(value)
+    except (TypeError, ValueError):
+        return text
+    lines, keywords = [], False
+    for parameter in signature.parameters.values():
+        keywords |= parameter.kind is parameter.VAR_POSITIONAL
+        if parameter.kind is parameter.KEYWORD_ONLY and not keywords:
+            lines.append("*,")
+            keywords = True
+        lines.append(f"{parameter},")
+    ending = (
+        ""
+        if signature.return_annotation is signature.empty
+        else f" -> {inspect.formatannotation(signature.return_annotation)}"
+    )
+    return "\n".join([f"{name}(", *(f"    {line}" for line in lines), f"){ending}"])
+
+
+def is_code(text: str) -> bool:
+    try:
+        ast.parse(text)
+    except SyntaxError:
+        return False
+    return True
+
+
+def as_markdown(docstring: str) -> list[str]:
+    """Paragraphs as they are; what is indented is code of Python, or else shown as it stands."""
+    lines = []
+    for block in re.split(r"\n{2,}(?=\S)|(?<=\S)\n\n(?=    )", docstring):
+        if block.startswith("    "):
+            text = textwrap.dedent(block).rstrip()
+            lines += [f"```{'python' if is_code(text) else 'text'}", text, "```", ""]
+        else:
+            lines += [re.sub(r"([*<|])", r"\\\1", block), ""]
+    return lines
+
+
 def python_module(name: str) -> list[str]:
     """A heading for each public function and class, with signature and docstring."""
     module = importlib.import_module(name)
-    lines = [f"## {name}", "", "```text", inspect.getdoc(module) or "", "```", ""]
+    lines = [f"## {name}", "", *as_markdown(inspect.getdoc(module) or "")]
     for entry in sorted(getattr(module, "__all__", [])):
         if entry == "jax":  # imports JAX
             continue
         value = getattr(module, entry)
         if not (inspect.isfunction(value) or inspect.isclass(value)):
             continue
-        text = inspect.getdoc(value) or ""
-        lines += [f"### {name}.{entry}", "", "```python", f"{entry}{signature_of(value)}", "```", ""]
-        lines += ["```text", text, "```", ""] if text else []
+        lines += [f"### {name}.{entry}", "", "```python", call_of(entry, value), "```", ""]
+        lines += as_markdown(inspect.getdoc(value) or "")
     return lines
 
 

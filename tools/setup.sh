@@ -6,7 +6,7 @@
 #   test    Python headers and every package the tests and benchmarks import
 #   lint    clang++, clang-format, clang-tidy, ruff
 #   fuzz    clang++
-#   docs    mkdocs
+#   docs    mkdocs-material, and playwright, which drives a browser
 #   wheels  Python headers, what makes virtual environments, and NVRTC for the kernels that wheels carry
 #   packages  what cpack calls
 #

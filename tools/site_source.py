@@ -4,6 +4,7 @@ The tree of the repository is kept, so that links between pages hold as they are
 """
 
 import argparse
+import os
 import re
 import shutil
 import subprocess
@@ -84,9 +85,10 @@ def main() -> int:
         return 1
     if arguments.sources_only:
         return 0
-    done = subprocess.run([sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet"], cwd=ROOT)
+    quiet = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}  # about a version of mkdocs that is not used here
+    done = subprocess.run([sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet"], cwd=ROOT, env=quiet)
     if done.returncode == 0:
-        print(f"site: {(ROOT / 'build' / 'site' / 'html' / 'index.html').relative_to(ROOT)}")
+        print("site: build/site/html/index.html; with the search: python3 -m http.server -d build/site/html")
     return done.returncode
 
 

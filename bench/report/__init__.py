@@ -19,7 +19,11 @@ def write_html(files, path):
 def write_markdown(files, path):
     """Into the marked places of an existing file."""
     found = sections(files)
-    texts = {"benchmark": markdown.render(files, found), "summary": markdown.summary(files, dict(found).get("Speed", []))}
+    texts = {
+        "benchmark": markdown.render(files, found),
+        "summary": markdown.summary(files, dict(found).get("Speed", [])),
+        "measured": markdown.measured(files),
+    }
     markdown.update(path, texts)
 
 

@@ -1,13 +1,14 @@
-"""The tables as Markdown, and their place in a document: all of them (`benchmark`), or six rows (`summary`)."""
+"""The tables as Markdown, and their place in a document: all of them (`benchmark`), six rows (`summary`), or where and
+when they were measured (`measured`)."""
 
 import re
 from pathlib import Path
 
 from . import cells
 from .charts import cell
-from .panels import OURS, TAKE_PACKED
+from .panels import OURS, TAKE_PACKED, shape_of
 
-PLACES = ("benchmark", "summary")
+PLACES = ("benchmark", "summary", "measured")
 BEGIN, END = "<!-- benchmark:begin -->", "<!-- benchmark:end -->"
 SUMMARY_LENGTHS = (4096, 16384)
 SUMMARY_PEERS = {"sdpa_cudnn": "cuDNN", "sdpa_flash": "FlashAttention-2"}
@@ -24,13 +25,39 @@ def render(files, sections):
     speed = held.get("Speed", [])
     widest = max((len(chart.series) for chart in speed), default=0)
     every = cells.cells(files)
-    parts = [*overview(every), *summaries(speed), *listed(files, every)]
-    for chart in [*(c for c in speed if len(c.series) >= widest - 1), *held.get("Memory", []), *held.get("What fits", [])]:
-        unit = f" ({chart.y_label})" if hasattr(chart, "y_label") else ""
-        parts.append(f"**{chart.title}{unit}**\n\n{table(*chart.table())}")
-    heads = [results.head for results in files]
-    sources = dict.fromkeys(f"{h['machine']['device']}, commit {h['commit']}, `{h['command']}`" for h in heads)
-    return "\n\n".join([*parts, "Measured on " + "; ".join(sources) + "."])
+    groups = {
+        "Ours against the fastest other": overview(every),
+        "TFLOP/s of ours by sequence length (times the fastest other)": summaries(speed),
+        "Ours, problem by problem (times as fast as the best other)": listed(files, every),
+        "Every library": charts_as_tables(chart for chart in speed if len(chart.series) >= widest - 1),
+        "Memory": charts_as_tables([*held.get("Memory", []), *held.get("What fits", [])]),
+    }
+    parts = [part for title, found in groups.items() if found for part in (f"## {title}", *found)]
+    return "\n\n".join([*parts, "## Sources", sources(files)])
+
+
+def charts_as_tables(charts):
+    def unit(chart):
+        return f" ({chart.y_label})" if hasattr(chart, "y_label") else ""
+
+    return [f"### {chart.title}{unit(chart)}\n\n{table(*chart.table())}" for chart in charts]
+
+
+def sources(files):
+    rows = [[f.name or f.kind, h["machine"]["device"], h["date"][:10], h["commit"][:7], f"`{h['command']}`"]
+            for f in files for h in (f.head,)]  # fmt: skip
+    return table(["stage", "machine", "date", "commit", "command"], list(map(list, dict.fromkeys(map(tuple, rows)))))
+
+
+def measured(files):
+    """One line: the machines, from when to when, and the commits."""
+    heads = [f.head for f in files]
+    devices = dict.fromkeys(head["machine"]["device"] for head in heads)
+    dates = sorted({head["date"][:10] for head in heads})
+    commits = dict.fromkeys(head["commit"][:7] for head in sorted(heads, key=lambda head: head["date"], reverse=True))
+    when = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
+    where = f"**{' and '.join(devices)}**, {when}, commits {', '.join(commits)} (the newest first)"
+    return f"{where}. [Sources](#sources) has each table's own."
 
 
 def overview(every):
@@ -39,7 +66,7 @@ def overview(every):
         return []
     by_stage, under = cells.summary(every), cells.under_one(every)
     slow = table(*under.table()) if under.rows else under.note
-    return [f"**{by_stage.title}**\n\n{table(*by_stage.table())}", f"**{under.title}**\n\n{slow}"]
+    return [f"### {by_stage.title}\n\n{table(*by_stage.table())}", f"### {under.title}\n\n{slow}"]
 
 
 def listed(files, every):
@@ -55,7 +82,7 @@ def listed(files, every):
             ratio = f" ({each.ratio:.2f} x {each.other})" if each.other else ""
             rows.setdefault(each.title(), {})[each.which] = (each.more or f"{cell(each.ms)} ms") + ratio
         lines = [[title, *(found.get(which, "-") for which in passes)] for title, found in rows.items()]
-        parts.append(f"**{stage}: ours (times as fast as the best other)**\n\n{table([stage, *passes], lines)}")
+        parts.append(f"### {stage}\n\n{table([stage, *passes], lines)}")
     return parts
 
 
@@ -70,7 +97,7 @@ def summaries(charts):
             cells = [against(chart, others, i) for i in range(len(chart.x))]
             groups.setdefault((which, tuple(chart.x)), []).append([shape, *cells])
     return [
-        f"**{which}, TFLOP/s of ours (times the fastest other)**\n\n{table(['sequence length', *lengths], rows)}"
+        f"### {which}, L {', '.join(map(str, lengths))}\n\n{table(['sequence length', *lengths], rows)}"
         for (which, lengths), rows in groups.items()
     ]
 
@@ -94,8 +121,19 @@ def summary(files, charts):
             cells = [with_peers(charts_of[w], length) for w in ("Forward", "Backward") for length in SUMMARY_LENGTHS]
             rows.append([shape, *cells])
     peers = " / ".join(SUMMARY_PEERS.values())
-    legend = f"Each cell: ours / {peers} (ours over the better one). Measured on {measured_on(files)}."
+    legend = f"Each cell: ours / {peers} (ours over the better one). Measured on {measured_on(behind(files, found))}."
     return table(header, rows) + "\n\n" + legend
+
+
+def behind(files, shapes):
+    """The files that hold the rows of these shapes at the lengths of the summary; of a row in two files the last counts."""
+    last = {}
+    for file in (f for f in files if f.kind == "speed"):
+        for row in file.measured():
+            case = row["case"]
+            if row["baseline"] in (OURS, *SUMMARY_PEERS) and case["seq"] in SUMMARY_LENGTHS and shape_of(case) in shapes:
+                last[shape_of(case), case["seq"], row["baseline"], row["pass"]] = file
+    return [file for file in files if any(file is other for other in last.values())]
 
 
 def measured_on(files):
@@ -103,7 +141,7 @@ def measured_on(files):
     commits = {}
     for head in (f.head for f in files if f.kind == "speed"):
         commits.setdefault(head["machine"]["device"], {})[head["commit"][:7]] = None
-    return "; ".join(f"{device}, commits {', '.join(found)}" for device, found in commits.items())
+    return "; ".join(f"{device}, commit{'s' * (len(found) > 1)} {', '.join(found)}" for device, found in commits.items())
 
 
 def with_peers(chart, length):

@@ -229,7 +229,7 @@ def test_readme_is_updated_between_its_markers(paths, tmp_path, capsys):
     text = readme.read_text()
     assert text.startswith("# Title\n") and text.endswith("\n\nrest\n") and "old" not in text
     assert "| head_dim 128, 16 heads, full, bfloat16 | 700 (1.17 x) | 700 (1.17 x) | 701~ |" in text
-    assert "| ours | 700 | 700 | 701~ |" in text and "a machine, commit 0123456789ab" in text
+    assert "| ours | 700 | 700 | 701~ |" in text and "| a machine | 2026-01-01 | 0123456 |" in text
     assert run(*paths, "--output", tmp_path / "b.html", "--readme", readme) == 0
     assert readme.read_text() == text
     readme.write_text("no markers")

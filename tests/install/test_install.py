@@ -47,21 +47,22 @@ def test_example_with_pkg_config(prefix, tmp_path, example):
     assert run(tmp_path / "program", env=environment)
 
 
-def readme(language: str) -> str:
-    return (ROOT / "README.md").read_text().split(f"```{language}\n")[1].split("```")[0]
+def shown(page: str, language: str) -> str:
+    return (ROOT / page).read_text().split(f"```{language}\n")[1].split("```")[0]
 
 
-def test_the_example_of_the_readme_compiles_by_the_lines_of_the_readme(prefix, tmp_path):
+@pytest.mark.parametrize("page", ["README.md", "docs/guides/cpp.md"])
+def test_the_example_of_a_page_compiles_by_the_lines_of_the_readme(prefix, tmp_path, page):
     (library,) = (path.parent for path in prefix.rglob("libflash_attention.so"))
     assert library.name == "lib"  # as the lines say
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / ".local").symlink_to(prefix)
-    (tmp_path / "example.cpp").write_text(readme("cpp"))
-    run("sh", "-ec", readme("sh"), cwd=tmp_path, env={**os.environ, "HOME": str(tmp_path / "home")})
+    (tmp_path / "example.cpp").write_text(shown(page, "cpp"))
+    run("sh", "-ec", shown("README.md", "sh"), cwd=tmp_path, env={**os.environ, "HOME": str(tmp_path / "home")})
 
 
 def test_an_older_standard_is_told_which_one_to_name(prefix, tmp_path):
-    (tmp_path / "example.cpp").write_text(readme("cpp"))
+    (tmp_path / "example.cpp").write_text(shown("README.md", "cpp"))
     words = ["g++", "-std=c++17", "-fsyntax-only", f"-I{prefix}/include", tmp_path / "example.cpp"]
     done = subprocess.run(words, capture_output=True, text=True)
     first = next(line for line in done.stderr.splitlines() if "error:" in line)

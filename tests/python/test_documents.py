@@ -56,6 +56,15 @@ def test_the_pages_about_python(where, text, capsys, tmp_path, monkeypatch):
     exec(compile(text, where, "exec"), names)
 
 
+@pytest.mark.parametrize("page", ["train", "serve", "long_sequences"])
+def test_a_guide_runs_from_top_to_bottom(page, capsys):
+    if page == "train":
+        pytest.importorskip("transformers")
+    names = {}
+    for where, text in blocks(f"docs/guides/{page}.md"):
+        exec(compile(text, where, "exec"), names)
+
+
 def test_every_entry_has_an_example():
     """Whatever a module offers stands in a block that the test above runs; context parallelism has a page of its own."""
     shown = "\n".join(text for _, text in PAGES)
