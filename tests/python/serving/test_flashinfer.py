@@ -1,7 +1,6 @@
 """FlashInfer's names over this library: signatures, layouts, tables and base 2, against float64."""
 
 import importlib
-import inspect
 import math
 
 import pytest
@@ -267,27 +266,6 @@ def test_a_cascade_is_attention_over_prefix_and_own_keys(tokens, device):
         keys = [torch.cat([rows[0][i], rows[1 + b // 2][i], rows[3 + b][i]]) for i in range(2)]
         part = slice(b * tokens, (b + 1) * tokens)
         torch.testing.assert_close(out[part].double(), exact(q[part], *keys, causal=True)[0], **CLOSE)
-
-
-def test_signatures_begin_as_flashinfers():
-    """Positional programs: the names in FlashInfer's order."""
-    names_of = {
-        flashinfer.single_decode_with_kv_cache: """q k v kv_layout pos_encoding_mode use_tensor_cores q_scale k_scale
-            v_scale window_left logits_soft_cap sm_scale rope_scale rope_theta return_lse""",
-        flashinfer.single_prefill_with_kv_cache: """q k v scale_q scale_k scale_v o_dtype custom_mask packed_custom_mask
-            causal kv_layout pos_encoding_mode use_fp16_qk_reduction sm_scale window_left logits_soft_cap rope_scale
-            rope_theta backend return_lse kv_cache_sf k_scale v_scale""",
-        flashinfer.append_paged_kv_cache: """append_key append_value batch_indices positions paged_kv_cache kv_indices
-            kv_indptr kv_last_page_len kv_layout""",
-        flashinfer.BatchPrefillWithPagedKVCacheWrapper.plan: """self qo_indptr paged_kv_indptr paged_kv_indices
-            paged_kv_last_page_len num_qo_heads num_kv_heads head_dim_qk page_size head_dim_vo custom_mask
-            packed_custom_mask causal pos_encoding_mode use_fp16_qk_reduction sm_scale window_left logits_soft_cap
-            rope_scale rope_theta q_data_type kv_data_type o_data_type non_blocking prefix_len_ptr token_pos_in_items_ptr
-            token_pos_in_items_len max_item_len_ptr seq_lens seq_lens_q block_tables max_token_per_sequence max_sequence_kv
-            fixed_split_size disable_split_kv""",
-    }
-    for function, names in names_of.items():
-        assert list(inspect.signature(inspect.unwrap(function)).parameters) == names.split()
 
 
 def test_what_is_given_to_run_stands_in_place_of_the_plan(device):

@@ -7,6 +7,8 @@ result and is not served is refused by name.
 """
 
 from flash_attention.compat.flashinfer.cascade import (
+    BatchDecodeWithSharedPrefixPagedKVCacheWrapper,
+    BatchPrefillWithSharedPrefixPagedKVCacheWrapper,
     MultiLevelCascadeAttentionWrapper,
     merge_state,
     merge_state_in_place,
@@ -15,19 +17,41 @@ from flash_attention.compat.flashinfer.cascade import (
 from flash_attention.compat.flashinfer.decode import (
     BatchDecodeWithPagedKVCacheWrapper,
     CUDAGraphBatchDecodeWithPagedKVCacheWrapper,
+    fast_decode_plan,
     single_decode_with_kv_cache,
 )
+from flash_attention.compat.flashinfer.holistic import BatchAttention, BatchAttentionWithAttentionSinkWrapper
 from flash_attention.compat.flashinfer.mla import BatchMLAPagedAttentionWrapper
-from flash_attention.compat.flashinfer.page import append_paged_kv_cache, get_batch_indices_positions, get_seq_lens
-from flash_attention.compat.flashinfer.prefill import BatchPrefillWithPagedKVCacheWrapper, single_prefill_with_kv_cache
+from flash_attention.compat.flashinfer.page import (
+    append_paged_kv_cache,
+    append_paged_mla_kv_cache,
+    get_batch_indices_positions,
+    get_seq_lens,
+)
+from flash_attention.compat.flashinfer.pod import BatchPODWithPagedKVCacheWrapper, PODWithPagedKVCacheWrapper
+from flash_attention.compat.flashinfer.prefill import (
+    BatchPrefillWithPagedKVCacheWrapper,
+    single_prefill_with_kv_cache,
+    single_prefill_with_kv_cache_return_lse,
+)
+from flash_attention.compat.flashinfer.ragged import BatchPrefillWithRaggedKVCacheWrapper
 
 __all__ = [
+    "BatchAttention",
+    "BatchAttentionWithAttentionSinkWrapper",
     "BatchDecodeWithPagedKVCacheWrapper",
+    "BatchDecodeWithSharedPrefixPagedKVCacheWrapper",
     "BatchMLAPagedAttentionWrapper",
+    "BatchPODWithPagedKVCacheWrapper",
     "BatchPrefillWithPagedKVCacheWrapper",
+    "BatchPrefillWithRaggedKVCacheWrapper",
+    "BatchPrefillWithSharedPrefixPagedKVCacheWrapper",
     "CUDAGraphBatchDecodeWithPagedKVCacheWrapper",
     "MultiLevelCascadeAttentionWrapper",
+    "PODWithPagedKVCacheWrapper",
     "append_paged_kv_cache",
+    "append_paged_mla_kv_cache",
+    "fast_decode_plan",
     "get_batch_indices_positions",
     "get_seq_lens",
     "merge_state",
@@ -35,4 +59,5 @@ __all__ = [
     "merge_states",
     "single_decode_with_kv_cache",
     "single_prefill_with_kv_cache",
+    "single_prefill_with_kv_cache_return_lse",
 ]

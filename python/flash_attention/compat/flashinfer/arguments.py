@@ -26,20 +26,26 @@ def check_heads(num_qo_heads, num_kv_heads):
 
 
 def split_cache(paged_kv_cache, kv_layout):
-    """(k, v), views [num_pages, page_size, heads, head_dim] of a pair of tensors or of one tensor that holds both."""
+    """(k, v), views [num_pages, page_size, heads, head_dim] of a pair of tensors or of one tensor that holds both. Pages of
+    one key may come without that axis."""
     check_layout(kv_layout)
+    axes = "page_size, num_kv_heads" if kv_layout == "NHD" else "num_kv_heads, page_size"
+    one_key = -3 if kv_layout == "NHD" else -2
     if isinstance(paged_kv_cache, torch.Tensor):
-        if paged_kv_cache.dim() != 5 or paged_kv_cache.shape[1] != 2:
-            axes = "page_size, num_kv_heads" if kv_layout == "NHD" else "num_kv_heads, page_size"
+        whole = paged_kv_cache.unsqueeze(one_key) if paged_kv_cache.dim() == 4 else paged_kv_cache
+        if whole.dim() != 5 or whole.shape[1] != 2:
             raise ValueError(
                 f"paged_kv_cache: got shape {list(paged_kv_cache.shape)}; expected [num_pages, 2, {axes}, head_dim] "
                 "or a pair (k, v)"
             )
-        pair = paged_kv_cache.unbind(1)
+        pair = whole.unbind(1)
     else:
         pair = tuple(paged_kv_cache)
-        if len(pair) != 2 or not all(isinstance(part, torch.Tensor) and part.dim() == 4 for part in pair):
-            raise ValueError("paged_kv_cache: expected one tensor of 5 axes, or a pair (k, v) of tensors of 4 axes each")
+        if len(pair) != 2 or not all(isinstance(part, torch.Tensor) and part.dim() in (3, 4) for part in pair):
+            raise ValueError(
+                f"paged_kv_cache: expected a pair (k, v) of tensors [num_pages, {axes}, head_dim], or one tensor of both"
+            )
+        pair = tuple(part.unsqueeze(one_key) if part.dim() == 3 else part for part in pair)
     return tuple(nhd("paged_kv_cache", part, kv_layout) for part in pair)
 
 
@@ -59,9 +65,12 @@ def scale_of(head_dim, sm_scale, q_scale=None, k_scale=None):
     return scale
 
 
-def finish(out, lse, v_scale, into, lse_into, return_lse, base=2):
+def finish(out, lse, v_scale, into, lse_into, return_lse, lse_base="log2", lse_layout="NH"):
     """FlashInfer's results from out and the natural lse (None if nobody wants it), a row for each token; written to `into`,
-    `lse_into` if given. base: of the logarithm, 2 or math.e."""
+    `lse_into` if given. lse_base: "log2" or "ln"; lse_layout: "NH", or "HN" for heads first."""
+    for name, value, allowed in (("lse_base", lse_base, ("log2", "ln")), ("lse_layout", lse_layout, ("NH", "HN"))):
+        if value not in allowed:
+            raise ValueError(f"{name}: got {value!r}; allowed are {' and '.join(map(repr, allowed))}")
     if v_scale is not None and not (isinstance(v_scale, float) and v_scale == 1.0):
         out = (out * v_scale).to(out.dtype)
     if into is not None:
@@ -69,7 +78,8 @@ def finish(out, lse, v_scale, into, lse_into, return_lse, base=2):
         out = into.copy_(out)
     if lse is None:
         return out
-    lse = lse / math.log(base)
+    lse = lse / LN_2 if lse_base == "log2" else lse
+    lse = lse.transpose(0, 1).contiguous() if lse_layout == "HN" else lse
     if lse_into is not None:
         _check_into("lse", lse_into, lse.shape, lse.device)
         lse = lse_into.copy_(lse)

@@ -5,7 +5,8 @@ from torch import Tensor
 
 from flash_attention import merge
 from flash_attention.compat.flashinfer.arguments import LN_2
-from flash_attention.compat.flashinfer.prefill import BatchPrefillWithPagedKVCacheWrapper
+from flash_attention.compat.flashinfer.decode import BatchDecodeWithPagedKVCacheWrapper
+from flash_attention.compat.flashinfer.prefill import BatchPrefillWithPagedKVCacheWrapper, single_prefill_with_kv_cache
 
 
 def merge_state(v_a: Tensor, s_a: Tensor, v_b: Tensor, s_b: Tensor) -> tuple[Tensor, Tensor]:
@@ -82,6 +83,9 @@ class MultiLevelCascadeAttentionWrapper:
     def reset_workspace_buffer(self, float_workspace_buffer: Tensor, int_workspace_buffers: list[Tensor]) -> None:
         """Nothing: no workspace of the caller is used."""
 
+    def prewarm_paged_kv_stride_variant(self, variant: str = "independent") -> None:
+        """Nothing: keys and values may have different strides in any call."""
+
     def plan(
         self,
         qo_indptr_arr: list[Tensor],
@@ -139,3 +143,92 @@ class MultiLevelCascadeAttentionWrapper:
         return _merged(*zip(*states, strict=True))[0]
 
     forward = run
+
+
+class BatchDecodeWithSharedPrefixPagedKVCacheWrapper:
+    """FlashInfer's wrapper for one query a sequence over a prefix that all share and pages of its own."""
+
+    def __init__(self, float_workspace_buffer: Tensor, kv_layout: str = "NHD") -> None:
+        self._unique = BatchDecodeWithPagedKVCacheWrapper(float_workspace_buffer, kv_layout)
+        self._layout = kv_layout
+
+    def reset_workspace_buffer(self, float_workspace_buffer: Tensor, int_workspace_buffer: Tensor) -> None:
+        """Nothing: no workspace of the caller is used."""
+
+    def begin_forward(
+        self,
+        unique_kv_indptr: Tensor,
+        unique_kv_indices: Tensor,
+        unique_kv_last_page_len: Tensor,
+        num_qo_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        page_size: int,
+        data_type: str | torch.dtype = "float16",
+    ) -> None:
+        """plan() of BatchDecodeWithPagedKVCacheWrapper for the pages that are not shared."""
+        tables = (unique_kv_indptr, unique_kv_indices, unique_kv_last_page_len)
+        self._unique.plan(*tables, num_qo_heads, num_kv_heads, head_dim, page_size)
+
+    def forward(
+        self, q: Tensor, k_shared: Tensor, v_shared: Tensor, unique_kv_cache: Tensor | tuple[Tensor, Tensor]
+    ) -> Tensor:
+        """Attention of q [batch, num_qo_heads, head_dim] over k_shared, v_shared [shared_prefix_len, num_kv_heads,
+        head_dim] (HND: heads first) and the planned pages."""
+        shared = single_prefill_with_kv_cache(q, k_shared, v_shared, kv_layout=self._layout, return_lse=True)
+        return merge_state(*shared, *self._unique.run(q, unique_kv_cache, return_lse=True))[0]
+
+    def end_forward(self) -> None:
+        """Nothing."""
+
+
+class BatchPrefillWithSharedPrefixPagedKVCacheWrapper:
+    """FlashInfer's wrapper for many queries a sequence over a prefix that all share and pages of its own."""
+
+    def __init__(self, float_workspace_buffer: Tensor, kv_layout: str = "NHD") -> None:
+        self._unique = BatchPrefillWithPagedKVCacheWrapper(float_workspace_buffer, kv_layout)
+        self._layout = kv_layout
+
+    def reset_workspace_buffer(self, float_workspace_buffer: Tensor, int_workspace_buffer: Tensor) -> None:
+        """Nothing: no workspace of the caller is used."""
+
+    def prewarm_paged_kv_stride_variant(self, variant: str = "independent") -> None:
+        """Nothing: keys and values may have different strides in any call."""
+
+    def begin_forward(
+        self,
+        qo_indptr: Tensor,
+        paged_kv_indptr: Tensor,
+        paged_kv_indices: Tensor,
+        paged_kv_last_page_len: Tensor,
+        num_qo_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        page_size: int,
+    ) -> None:
+        """plan() of BatchPrefillWithPagedKVCacheWrapper for the pages that are not shared."""
+        tables = (qo_indptr, paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len)
+        self._unique.plan(*tables, num_qo_heads, num_kv_heads, head_dim, page_size)
+
+    def forward(
+        self,
+        q: Tensor,
+        k_shared: Tensor,
+        v_shared: Tensor,
+        unique_kv_cache: Tensor | tuple[Tensor, Tensor],
+        causal: bool = False,
+        use_fp16_qk_reduction: bool = False,
+        sm_scale: float | None = None,
+        rope_scale: float | None = None,
+        rope_theta: float | None = None,
+    ) -> Tensor:
+        """Attention of q [qo_indptr[-1], num_qo_heads, head_dim] over k_shared, v_shared [shared_prefix_len, num_kv_heads,
+        head_dim] (HND: heads first), all of them, and the planned pages. causal: among these."""
+        shared = single_prefill_with_kv_cache(
+            q, k_shared, v_shared, kv_layout=self._layout, sm_scale=sm_scale, return_lse=True
+        )
+        unique = self._unique.forward_return_lse(q, unique_kv_cache, causal=causal, sm_scale=sm_scale)
+        return merge_state(*shared, *unique)[0]
+
+    def end_forward(self) -> None:
+        """Nothing."""

@@ -79,7 +79,9 @@ _PLAN_OPTIONS = {
     "disable_split_kv": False,
     "q_len_per_req": 1,
     "window_right": 0,
+    "is_causal": None,
 }
+_BY_NAME_ONLY = ("window_right", "is_causal")
 
 
 class BatchDecodeWithPagedKVCacheWrapper:
@@ -118,6 +120,13 @@ class BatchDecodeWithPagedKVCacheWrapper:
 
     def reset_workspace_buffer(self, float_workspace_buffer: Tensor, int_workspace_buffer: Tensor) -> None:
         """Nothing: no workspace of the caller is used."""
+
+    def workspace_size(self, *arguments: Any, **options: Any) -> tuple[int, int]:
+        """(0, 0), of the arguments of plan(): no workspace of the caller is used."""
+        return 0, 0
+
+    def prewarm_paged_kv_stride_variant(self, variant: str = "independent") -> None:
+        """Nothing: keys and values may have different strides in any call."""
 
     def plan(
         self,
@@ -259,8 +268,56 @@ class CUDAGraphBatchDecodeWithPagedKVCacheWrapper(BatchDecodeWithPagedKVCacheWra
         )
 
 
+def fast_decode_plan(
+    self: BatchDecodeWithPagedKVCacheWrapper,
+    indptr: Tensor,
+    indices: Tensor,
+    last_page_len: Tensor,
+    num_qo_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    page_size: int,
+    pos_encoding_mode: str = "NONE",
+    window_left: int = -1,
+    logits_soft_cap: float | None = None,
+    q_data_type: str | torch.dtype | None = None,
+    kv_data_type: str | torch.dtype | None = None,
+    data_type: str | torch.dtype | None = None,
+    sm_scale: float | None = None,
+    rope_scale: float | None = None,
+    rope_theta: float | None = None,
+    non_blocking: bool = True,
+    fixed_split_size: int | None = None,
+    disable_split_kv: bool = False,
+    q_len_per_req: int = 1,
+    global_override_indptr_cpu: Tensor | None = None,
+) -> None:
+    """plan() of a decode wrapper, which programs put in its place: wrapper.plan = partial(fast_decode_plan, wrapper).
+
+    global_override_indptr_cpu: indptr on the host, if it is known there: then nothing waits for the GPU.
+    """
+    BatchDecodeWithPagedKVCacheWrapper.plan(
+        self,
+        indptr if global_override_indptr_cpu is None else global_override_indptr_cpu,
+        indices,
+        last_page_len,
+        num_qo_heads,
+        num_kv_heads,
+        head_dim,
+        page_size,
+        pos_encoding_mode=pos_encoding_mode,
+        window_left=window_left,
+        logits_soft_cap=logits_soft_cap,
+        sm_scale=sm_scale,
+        rope_scale=rope_scale,
+        rope_theta=rope_theta,
+        fixed_split_size=fixed_split_size,
+        q_len_per_req=q_len_per_req,
+    )
+
+
 def _options(positional, keywords):
-    names = [name for name in _PLAN_OPTIONS if name != "window_right"]
+    names = [name for name in _PLAN_OPTIONS if name not in _BY_NAME_ONLY]
     if len(positional) > len(names):
         raise TypeError(f"plan: got {len(positional)} arguments behind page_size; allowed are at most {len(names)}")
     given = dict(zip(names, positional, strict=False))
@@ -270,4 +327,8 @@ def _options(positional, keywords):
     options = {**_PLAN_OPTIONS, **given, **keywords}
     if options["q_len_per_req"] < 1:
         raise ValueError(f"q_len_per_req: got {options['q_len_per_req']}; allowed are 1 and more")
+    if options["is_causal"] is False and options["q_len_per_req"] > 1:
+        raise NotImplementedError(
+            "is_causal: got False with several queries a sequence; window_right=-1 shows them all keys"
+        )
     return options

@@ -1,6 +1,9 @@
-"""FlashInfer's masks, [queries x keys] of each sequence end to end, as one tensor for the batch."""
+"""FlashInfer's masks, [queries x keys] of each sequence end to end or described by items, as one tensor for the batch."""
+
+from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 
 def unpacked(bits, count):
@@ -13,9 +16,9 @@ def unpacked(bits, count):
     return ((bits[:, None] >> shift) & 1).bool().flatten()[:count]
 
 
-def mask_of_batch(custom_mask, packed_custom_mask, starts, tables):
-    """bool [batch, 1, longest queries, capacity of the table]; what is outside of a sequence is hidden anyway."""
-    lengths = tables.lengths.long()
+def mask_of_batch(custom_mask, packed_custom_mask, starts, lengths, width):
+    """bool [batch, 1, longest queries, width]; what is outside of a sequence is hidden anyway."""
+    lengths = lengths.long()
     queries = starts.diff().long()
     sizes = queries * lengths
     flat = custom_mask
@@ -28,10 +31,52 @@ def mask_of_batch(custom_mask, packed_custom_mask, starts, tables):
             f"custom_mask: got shape {list(flat.shape)}; expected [{int(sizes.sum())}], queries x keys of each sequence"
         )
     begin = (sizes.cumsum(0) - sizes)[:, None, None]
-    width = tables.table.shape[1] * tables.page_size
     row = torch.arange(int(queries.max()) if len(queries) else 0, device=starts.device)[None, :, None]
     column = torch.arange(width, device=starts.device)[None, None, :]
     inside = (row < queries[:, None, None]) & (column < lengths[:, None, None])
     place = torch.where(inside, begin + row * lengths[:, None, None] + column, 0)
     seen = flat.bool()[place] & inside if flat.numel() else inside
     return seen[:, None]
+
+
+class Items(NamedTuple):
+    """Multi-item scoring: behind a prefix come items, each behind a token that separates it. A token sees the prefix and,
+    if it is of an item, those of its item up to itself."""
+
+    prefixes: Tensor
+    places: Tensor  # [batch, length]: where each token behind the prefix stands in its item, 0 for one that separates
+
+    @classmethod
+    def of(cls, prefix_len_ptr, token_pos_in_items_ptr, token_pos_in_items_len):
+        """Of FlashInfer's arguments; None without them."""
+        if prefix_len_ptr is None and token_pos_in_items_ptr is None:
+            return None
+        if prefix_len_ptr is None or token_pos_in_items_ptr is None:
+            raise ValueError("prefix_len_ptr, token_pos_in_items_ptr: got one of them; expected both or neither")
+        prefixes, places = prefix_len_ptr.flatten().long(), token_pos_in_items_ptr.flatten().long()
+        batch, length = len(prefixes), token_pos_in_items_len
+        if batch > 1 and len(places) < (batch - 1) * length + 1:
+            raise ValueError(
+                f"token_pos_in_items_ptr: got {len(places)} entries; expected {batch} sequences of "
+                f"token_pos_in_items_len, {length}, each"
+            )
+        if batch == 1:
+            length = max(length, len(places))
+        padded = places.new_zeros(batch * length)
+        padded[: len(places)] = places[: batch * length]
+        return cls(prefixes, padded.view(batch, length))
+
+    def mask(self, starts, lengths, width):
+        """bool [batch, 1, longest queries, width]: FlashInfer's rule, causal included."""
+        device, queries, lengths = starts.device, starts.diff().long(), lengths.long()
+        if len(self.prefixes) != len(queries):
+            raise ValueError(f"prefix_len_ptr: got {len(self.prefixes)} entries; expected {len(queries)}, one a sequence")
+        prefix = self.prefixes.to(device)[:, None]
+        row = torch.arange(int(queries.max()) if len(queries) else 0, device=device)
+        token = row + (lengths - queries)[:, None]  # [batch, rows]: where each query stands among the keys
+        behind = (token - prefix).clamp(0, self.places.shape[1] - 1)
+        place = self.places.to(device).gather(1, behind)
+        key = torch.arange(width, device=device)
+        token, prefix = token[..., None], prefix[..., None]
+        in_item = token - key < place[..., None]
+        return ((key <= token) & ((token < prefix) | (key < prefix) | in_item))[:, None]

@@ -1,6 +1,5 @@
 """FlashInfer's multi-head latent attention over pages."""
 
-import math
 from typing import Any
 
 import torch
@@ -156,7 +155,7 @@ class BatchMLAPagedAttentionWrapper:
             **self._options,
         )
         found, natural = (found[0], found[1].T) if with_lse else (found, None)
-        return finish(found, natural, None, out, lse, return_lse, math.e if return_lse_base_on_e else 2)
+        return finish(found, natural, None, out, lse, return_lse, "ln" if return_lse_base_on_e else "log2")
 
     def _check(self, q_nope, q_pe, ckv_cache, kpe_cache):
         heads, ckv, kpe, page_size = self._shape

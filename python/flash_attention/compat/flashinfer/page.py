@@ -61,27 +61,62 @@ def append_paged_kv_cache(
 ) -> None:
     """Writes keys and values [nnz, num_kv_heads, head_dim] to places of the cache: token t is position positions[t] of
     sequence batch_indices[t]. The tables count the new tokens already. Tokens with a negative index are left out."""
-    k, v = split_cache(paged_kv_cache, kv_layout)
-    nnz, page_size = append_key.shape[0], k.shape[1]
-    check_table(kv_indptr, kv_indices, kv_last_page_len, page_size, k.device, "kv_")
+    pages = split_cache(paged_kv_cache, kv_layout)
+    new = {"append_key": append_key, "append_value": append_value}
+    _append(new, pages, batch_indices, positions, kv_indices, kv_indptr, kv_last_page_len)
+
+
+@torch.no_grad()
+def append_paged_mla_kv_cache(
+    append_ckv: Tensor,
+    append_kpe: Tensor,
+    batch_indices: Tensor,
+    positions: Tensor,
+    ckv_cache: Tensor | None,
+    kpe_cache: Tensor | None,
+    kv_indices: Tensor,
+    kv_indptr: Tensor,
+    kv_last_page_len: Tensor,
+) -> None:
+    """append_paged_kv_cache() for a latent cache: append_ckv [nnz, ckv_dim] and append_kpe [nnz, kpe_dim] into ckv_cache
+    [num_pages, page_size, ckv_dim] and kpe_cache [num_pages, page_size, kpe_dim]."""
+    for name, tensor, axes in (
+        ("append_ckv", append_ckv, 2),
+        ("append_kpe", append_kpe, 2),
+        ("ckv_cache", ckv_cache, 3),
+        ("kpe_cache", kpe_cache, 3),
+    ):
+        if not isinstance(tensor, Tensor) or tensor.dim() != axes:
+            raise ValueError(f"{name}: expected a tensor of {axes} axes")
+    new = {"append_ckv": append_ckv[:, None], "append_kpe": append_kpe[:, None]}
+    pages = (ckv_cache[:, :, None], kpe_cache[:, :, None])
+    _append(new, pages, batch_indices, positions, kv_indices, kv_indptr, kv_last_page_len)
+
+
+def _append(new, pages, batch_indices, positions, kv_indices, kv_indptr, kv_last_page_len):
+    """new: two tensors [nnz, heads, dim] by their names, for pages [num_pages, page_size, heads, dim]."""
+    first = pages[0]
+    nnz, page_size = len(next(iter(new.values()))), first.shape[1]
+    check_table(kv_indptr, kv_indices, kv_last_page_len, page_size, first.device, "kv_")
     for name, tensor in (("batch_indices", batch_indices), ("positions", positions)):
-        check_integers(name, tensor, (nnz,), k.device)
-    for name, new, pages in (("append_key", append_key, k), ("append_value", append_value, v)):
-        if new.shape != (nnz, *pages.shape[2:]) or new.device != pages.device:
+        check_integers(name, tensor, (nnz,), first.device)
+    for (name, rows), cache in zip(new.items(), pages, strict=True):
+        if rows.shape != (nnz, *cache.shape[2:]) or rows.device != cache.device:
             raise ValueError(
-                f"{name}: got {list(new.shape)} on {new.device}; expected {[nnz, *pages.shape[2:]]} on {pages.device}"
+                f"{name}: got {list(rows.shape)} on {rows.device}; expected {[nnz, *cache.shape[2:]]} on {cache.device}"
             )
     check_range("batch_indices", batch_indices, -1, len(kv_last_page_len) - 1)
-    check_range("kv_indices", kv_indices, 0, k.shape[0] - 1)
+    check_range("kv_indices", kv_indices, 0, first.shape[0] - 1)
     if not nnz or not len(kv_indices):
         return
+    rows = tuple(new.values())
     if not batch_indices.is_cuda:  # on a GPU rows that belong to none are not written
         known = (batch_indices >= 0) & (positions >= 0)
-        append_key, append_value = append_key[known], append_value[known]
+        rows = tuple(part[known] for part in rows)
         batch_indices, positions = batch_indices[known], positions[known]
         _check_room(batch_indices, positions, kv_indptr.diff() * page_size)
     table = rectangle(kv_indptr, kv_indices, table_width(kv_indptr, kv_indices), behind=-1)
-    append_kv(k, v, append_key, append_value, sequences=batch_indices, positions=positions, page_table=table.contiguous())
+    append_kv(*pages, *rows, sequences=batch_indices, positions=positions, page_table=table.contiguous())
 
 
 def _check_room(batch_indices, positions, room):

@@ -39,6 +39,14 @@ class Positions:
         k, v = _widened(q, k, v)
         return self._turn(q, of_q), self._turn(k, torch.arange(len(k), device=q.device)), v
 
+    def of_packed(self, q, k, v, starts_q, starts_kv):
+        """(q, k, v) of sequences end to end, each rotated as in rotated()."""
+        of_k, _ = _places(len(k), starts_kv)
+        of_q, sequence_of_q = _places(len(q), starts_q)
+        behind = (starts_kv.diff() - starts_q.diff()).long()
+        k, v = _widened(q, k, v)
+        return self._turn(q, of_q + behind[sequence_of_q]), self._turn(k, of_k), v
+
     def over_pages(self, q, k, v, table, lengths, starts=None):
         """(q, k, v, table) with q and the keys of the table's pages rotated.
 
@@ -53,9 +61,8 @@ class Positions:
         if starts is None:
             first = lengths[:, None] - q.shape[1] + torch.arange(q.shape[1], device=q.device)
         else:
-            tokens = torch.arange(len(q), device=q.device)
-            sequence = (torch.searchsorted(starts.long(), tokens, right=True) - 1).clamp(max=batch - 1)
-            first = lengths[sequence] - starts[sequence + 1] + tokens
+            place, sequence = _places(len(q), starts)
+            first = place + (lengths - starts.diff())[sequence]
         k, v = _widened(q, *(x.view(torch.uint8)[rows].view(x.dtype) if x.element_size() == 1 else x[rows] for x in (k, v)))
         return self._turn(q, first), self._turn(k, places), v, own
 
@@ -67,6 +74,13 @@ class Positions:
         cos, sin = angles.cos().float(), angles.sin().float()
         first, second = x[..., :half].float(), x[..., half:].float()
         return torch.cat((first * cos - second * sin, first * sin + second * cos), -1).to(x.dtype)
+
+
+def _places(total, starts):
+    """(place in its sequence, sequence) of each of `total` tokens."""
+    tokens = torch.arange(total, device=starts.device)
+    sequence = (torch.searchsorted(starts.long(), tokens, right=True) - 1).clamp(max=max(len(starts) - 2, 0))
+    return tokens - starts[sequence], sequence
 
 
 def _widened(q, k, v):

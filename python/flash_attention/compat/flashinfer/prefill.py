@@ -17,9 +17,10 @@ from flash_attention.compat.flashinfer.arguments import (
     scale_of,
     split_cache,
 )
-from flash_attention.compat.flashinfer.masks import mask_of_batch, unpacked
+from flash_attention.compat.flashinfer.masks import Items, mask_of_batch, unpacked
 from flash_attention.compat.flashinfer.plan import Tables
 from flash_attention.compat.flashinfer.positions import Positions
+from flash_attention.compat.flashinfer.variant import sinks_and_scale, takes_sinks
 
 
 @torch.no_grad()
@@ -80,6 +81,9 @@ def single_prefill_with_kv_cache(
     return finish(out if o_dtype is None else out.to(o_dtype), lse, v_scale, None, None, return_lse)
 
 
+single_prefill_with_kv_cache_return_lse = functools.partial(single_prefill_with_kv_cache, return_lse=True)
+
+
 class BatchPrefillWithPagedKVCacheWrapper:
     """FlashInfer's wrapper: plan() takes the queries' starts and the page tables of a batch, run() attends.
 
@@ -101,8 +105,9 @@ class BatchPrefillWithPagedKVCacheWrapper:
         backend: str = "auto",
         jit_args: list[Any] | None = None,
         jit_kwargs: dict[str, Any] | None = None,
+        variant_owns_mask: bool = False,
     ) -> None:
-        refuse_given(jit_args=jit_args, jit_kwargs=jit_kwargs)
+        self._takes_sinks = takes_sinks(jit_args)
         buffers = {
             "paged_kv_indptr_buf": paged_kv_indptr_buf,
             "paged_kv_indices_buf": paged_kv_indices_buf,
@@ -120,6 +125,13 @@ class BatchPrefillWithPagedKVCacheWrapper:
 
     def reset_workspace_buffer(self, float_workspace_buffer: Tensor, int_workspace_buffer: Tensor) -> None:
         """Nothing: no workspace of the caller is used."""
+
+    def workspace_size(self, *arguments: Any, **options: Any) -> tuple[int, int]:
+        """(0, 0), of the arguments of plan(): no workspace of the caller is used."""
+        return 0, 0
+
+    def prewarm_paged_kv_stride_variant(self, variant: str = "independent") -> None:
+        """Nothing: keys and values may have different strides in any call."""
 
     def plan(
         self,
@@ -157,18 +169,18 @@ class BatchPrefillWithPagedKVCacheWrapper:
         max_sequence_kv: int | None = None,
         fixed_split_size: int | None = None,
         disable_split_kv: bool = False,
+        uniform_q_len: int | None = None,
     ) -> None:
         """Sequence b has the queries qo_indptr[b] : qo_indptr[b + 1] and the pages of plan() of BatchDecode...Wrapper.
 
         causal: the last query sees the last key. custom_mask: bool, [queries x keys] of each sequence end to end (or its
-        bits, each sequence from a new byte); it stands in place of causal. fixed_split_size: any
-        number requests bits of a row that do not depend on the batch.
+        bits, each sequence from a new byte); it stands in place of causal. prefix_len_ptr and token_pos_in_items_ptr: items
+        to be scored behind a prefix, each of which sees the prefix and itself. fixed_split_size: any number requests bits
+        of a row that do not depend on the batch.
         """
+        items = Items.of(prefix_len_ptr, token_pos_in_items_ptr, token_pos_in_items_len)
         masked = custom_mask is not None or packed_custom_mask is not None
-        self._positions = Positions(pos_encoding_mode, rope_scale, rope_theta, causal and not masked)
-        refuse_given(
-            prefix_len_ptr=prefix_len_ptr, token_pos_in_items_ptr=token_pos_in_items_ptr, max_item_len_ptr=max_item_len_ptr
-        )
+        self._positions = Positions(pos_encoding_mode, rope_scale, rope_theta, (causal or items is not None) and not masked)
         check_heads(num_qo_heads, num_kv_heads)
         check_starts("qo_indptr", qo_indptr, None)
         if len(qo_indptr) != len(paged_kv_indptr):
@@ -184,15 +196,19 @@ class BatchPrefillWithPagedKVCacheWrapper:
         if self._tables.fixed:
             starts = self._starts.copy_(starts)
         self._mask = None
-        if masked:
+        if masked or items is not None:
             if self._tables.fixed:
                 raise NotImplementedError("custom_mask: got a mask; with use_cuda_graph only None is supported")
-            self._mask = mask_of_batch(custom_mask, packed_custom_mask, starts, self._tables)
+            lengths, width = self._tables.lengths, self._tables.table.shape[1] * page_size
+            if masked:
+                self._mask = mask_of_batch(custom_mask, packed_custom_mask, starts, lengths, width)
+            else:
+                self._mask = items.mask(starts, lengths, width)
             most = self._mask.shape[2]
         self._starts, self._most, self._invariant = starts, most, fixed_split_size is not None
         self._heads = (num_qo_heads, num_kv_heads, head_dim_qk)
         self._options = {
-            "causal": causal and self._mask is None,
+            "causal": causal and not masked,
             "sm_scale": sm_scale,
             "window_left": window_left,
             "logits_soft_cap": logits_soft_cap,
@@ -211,6 +227,8 @@ class BatchPrefillWithPagedKVCacheWrapper:
         out: Tensor | None = None,
         lse: Tensor | None = None,
         return_lse: bool = False,
+        lse_base: str = "log2",
+        lse_layout: str = "NH",
         enable_pdl: bool | None = None,
         window_left: int | None = None,
         sinks: Tensor | None = None,
@@ -221,12 +239,11 @@ class BatchPrefillWithPagedKVCacheWrapper:
     ) -> Any:
         """Attention of q [qo_indptr[-1], num_qo_heads, head_dim] over the planned pages of paged_kv_cache.
 
-        Returns out as q, or (out, lse float32 [qo_indptr[-1], num_qo_heads] of base 2).
+        Returns out as q, or (out, lse float32 [qo_indptr[-1], num_qo_heads] of base 2). lse_base, lse_layout: "ln" for the
+        natural logarithm, "HN" for heads first.
         """
         if self._options is None:
             raise RuntimeError("run: plan() has not been called")
-        if args:
-            raise NotImplementedError(f"run: got {len(args)} more positional arguments, which are those of jit_args")
         refuse_given(
             kv_cache_sf=kv_cache_sf,
             skip_softmax_threshold_scale_factor=skip_softmax_threshold_scale_factor,
@@ -234,6 +251,7 @@ class BatchPrefillWithPagedKVCacheWrapper:
         )
         with_lse = return_lse or lse is not None  # lse= is written in any case
         options = self._options
+        sinks, sm_scale = sinks_and_scale(self._takes_sinks, args, sinks, options["sm_scale"])
         heads_q, heads_kv, head_dim = self._heads
         if q.dim() != 3 or list(q.shape[1:]) != [heads_q, head_dim]:
             raise ValueError(f"q: got shape {list(q.shape)}; expected [qo_indptr[-1], {heads_q}, {head_dim}], as planned")
@@ -252,7 +270,7 @@ class BatchPrefillWithPagedKVCacheWrapper:
             mask=self._mask,
             sink=sinks,
             alibi_slopes=self._positions.slopes(heads_q, q.device),
-            scale=scale_of(head_dim, options["sm_scale"], q_scale, k_scale),
+            scale=scale_of(head_dim, sm_scale, q_scale, k_scale),
             softcap=options["logits_soft_cap"] or 0.0,
             causal=options["causal"],
             window=(options["window_left"] if window_left is None else window_left, -1),
@@ -263,8 +281,8 @@ class BatchPrefillWithPagedKVCacheWrapper:
         found, natural = found if with_lse else (found, None)
         natural = natural.transpose(0, 1) if with_lse else None
         if place is not None:
-            return finish(place, natural, None, None, lse, return_lse)
-        return finish(found, natural, v_scale, out, lse, return_lse)
+            return finish(place, natural, None, None, lse, return_lse, lse_base, lse_layout)
+        return finish(found, natural, v_scale, out, lse, return_lse, lse_base, lse_layout)
 
     run_return_lse = functools.partialmethod(run, return_lse=True)
 
