@@ -13,6 +13,7 @@ MODULES = (
     "flash_attention",
     "flash_attention.flash_attn",
     "flash_attention.flash_attn_3",
+    "flash_attention.flash_attn_4",
     "flash_attention.flashinfer",
     "flash_attention.parallel",
 )

@@ -40,7 +40,7 @@ _LAZY = {
     "quantize": "quantization",
     "rotate": "quantization",
 }
-_SUBMODULES = ("flash_attn", "flash_attn_3", "flash_mla", "flashinfer", "jax", "parallel", "masks")
+_SUBMODULES = ("flash_attn", "flash_attn_3", "flash_attn_4", "flash_mla", "flashinfer", "jax", "parallel", "masks")
 
 __all__ = [
     "FlashAttention",
@@ -59,6 +59,7 @@ __all__ = [
     "explain",
     "flash_attn",
     "flash_attn_3",
+    "flash_attn_4",
     "flash_mla",
     "flashinfer",
     "flashmask_attention",

@@ -5,6 +5,7 @@ from flash_attention import masks as masks
 from flash_attention import parallel as parallel
 from flash_attention.compat import flash_attn as flash_attn
 from flash_attention.compat import flash_attn_3 as flash_attn_3
+from flash_attention.compat import flash_attn_4 as flash_attn_4
 from flash_attention.compat import flash_mla as flash_mla
 from flash_attention.compat import flashinfer as flashinfer
 from flash_attention.compat.flash_attn.alias import register_flash_attn as register_flash_attn

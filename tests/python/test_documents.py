@@ -8,7 +8,7 @@ from pathlib import Path
 import flash_attention
 import pytest
 import torch
-from flash_attention import _core, flash_attn, flash_attn_3, flash_mla, flashinfer
+from flash_attention import _core, flash_attn, flash_attn_3, flash_attn_4, flash_mla, flashinfer
 from flash_attention.flash_attn import bert_padding
 from flash_attention.flash_attn.layers import rotary
 
@@ -73,6 +73,7 @@ def test_every_entry_has_an_example():
         flash_attention: set(flash_attention.__all__) - {"parallel"},
         flash_attn: flash_attn.__all__,
         flash_attn_3: flash_attn_3.__all__,
+        flash_attn_4: flash_attn_4.__all__,
         flash_mla: flash_mla.__all__,
         flashinfer: set(flashinfer.__all__) - graph_or_levels,
         bert_padding: [name for name, value in vars(bert_padding).items() if isinstance(value, types.FunctionType)],

@@ -54,7 +54,7 @@ def flash_attn_func(
     if _is_float8(q):
         options = _narrow(softmax_scale, causal, window_size, softcap, attention_chunk, rest)
         return functional.attention(q, k, v, return_lse=return_attn_probs, **options)
-    q, k, softmax_scale = _with_qv(q, k, v, rest.pop("qv"), softmax_scale)
+    q, k, softmax_scale = with_qv(q, k, v, rest.pop("qv"), softmax_scale)
     options = _common(softmax_scale, causal, window_size, softcap, attention_chunk, rest)
     out = fa2.flash_attn_func(q, k, v, deterministic=deterministic, return_attn_probs=return_attn_probs, **options)
     return out[:2] if return_attn_probs else out
@@ -125,7 +125,7 @@ def flash_attn_varlen_func(
             q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q=max_seqlen_q, max_seqlen_kv=max_seqlen_k,
             seqused_q=seqused_q, seqused_kv=seqused_k, return_lse=return_attn_probs, **options,
         )  # fmt: skip
-    q, k, softmax_scale = _with_qv(q, k, v, rest.pop("qv"), softmax_scale)
+    q, k, softmax_scale = with_qv(q, k, v, rest.pop("qv"), softmax_scale)
     options = _common(softmax_scale, causal, window_size, softcap, attention_chunk, rest)
     lengths = {"seqused_q": seqused_q, "seqused_k": seqused_k, "deterministic": deterministic}
     starts = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
@@ -250,7 +250,7 @@ def _common(scale, causal, window, softcap, attention_chunk, rest):
     return {**options, **given, **({"attention_chunk": attention_chunk} if attention_chunk else {})}
 
 
-def _with_qv(q, k, v, qv, scale):
+def with_qv(q, k, v, qv, scale):
     """q, k and the scale of scores q k^T + qv v^T: the columns side by side."""
     if qv is None:
         return q, k, scale

@@ -9,6 +9,7 @@ import __future__
 
 import ast
 import functools
+import inspect
 import os
 import shutil
 import subprocess
@@ -112,3 +113,23 @@ class Wheel:
             return []
         node.names = [alias for alias in node.names if hasattr(sys.modules.get(node.module), alias.name)]
         return [node] if node.names else []
+
+
+def parameters_of(node):
+    """[(name, default or None)] of a function's definition."""
+    places = [*node.args.posonlyargs, *node.args.args]
+    defaults = [None] * (len(places) - len(node.args.defaults)) + node.args.defaults
+    pairs = [*zip(places, defaults, strict=True), *zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)]
+    return [(place.arg, None if default is None else ast.unparse(default)) for place, default in pairs]
+
+
+def check_arguments(name, ours, theirs):
+    """Theirs in their order, and only then more of ours, all with defaults."""
+    parameters = [p for p in inspect.signature(inspect.unwrap(ours)).parameters.values() if p.kind not in (2, 4)]
+    assert [p.name for p in parameters][: len(theirs)] == [of for of, _ in theirs], name
+    for parameter, (_, default) in zip(parameters, theirs, strict=False):
+        has = None if parameter.default is inspect.Parameter.empty else repr(parameter.default).replace("torch.", "")
+        if parameter.annotation is not bool or default not in ("1", "0"):
+            wanted = None if default is None else default.replace("torch.", "").replace('"', "'")
+            assert has == wanted, f"{name}: {parameter.name}"
+    assert all(p.default is not inspect.Parameter.empty for p in parameters[len(theirs) :]), name

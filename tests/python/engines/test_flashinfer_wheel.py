@@ -5,7 +5,7 @@ import functools
 import inspect
 
 import pytest
-from engine_wheels import folder_of
+from engine_wheels import check_arguments, folder_of, parameters_of
 
 flashinfer = pytest.importorskip("flash_attention.flashinfer")
 
@@ -34,26 +34,6 @@ def definitions():
     return found
 
 
-def parameters_of(node):
-    """[(name, default or None)] of a function's definition."""
-    places = [*node.args.posonlyargs, *node.args.args]
-    defaults = [None] * (len(places) - len(node.args.defaults)) + node.args.defaults
-    pairs = [*zip(places, defaults, strict=True), *zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)]
-    return [(place.arg, None if default is None else ast.unparse(default)) for place, default in pairs]
-
-
-def check(name, ours, theirs):
-    """Theirs in their order, and only then more of ours, all with defaults."""
-    parameters = [p for p in inspect.signature(inspect.unwrap(ours)).parameters.values() if p.kind not in (2, 4)]
-    assert [p.name for p in parameters][: len(theirs)] == [of for of, _ in theirs], name
-    for parameter, (_, default) in zip(parameters, theirs, strict=False):
-        has = None if parameter.default is inspect.Parameter.empty else repr(parameter.default).replace("torch.", "")
-        if parameter.annotation is not bool or default not in ("1", "0"):
-            wanted = None if default is None else default.replace("torch.", "").replace('"', "'")
-            assert has == wanted, f"{name}: {parameter.name}"
-    assert all(p.default is not inspect.Parameter.empty for p in parameters[len(theirs) :]), name
-
-
 @pytest.mark.parametrize("name", flashinfer.__all__)
 def test_arguments_are_those_of_the_wheel(name):
     ours, theirs = getattr(flashinfer, name), definitions()[name]
@@ -61,7 +41,7 @@ def test_arguments_are_those_of_the_wheel(name):
         assert isinstance(ours, functools.partial)
         return
     if isinstance(theirs, ast.FunctionDef):
-        check(name, ours, parameters_of(theirs))
+        check_arguments(name, ours, parameters_of(theirs))
         return
     methods = {}
     for node in theirs.body:
@@ -80,7 +60,7 @@ def test_arguments_are_those_of_the_wheel(name):
             named = [p.name for p in inspect.signature(found).parameters.values() if p.kind == p.POSITIONAL_OR_KEYWORD]
             assert named == [place.arg for place in node.args.args]
             continue
-        check(full, found, parameters_of(node))
+        check_arguments(full, found, parameters_of(node))
 
 
 def test_the_options_of_a_decode_plan_are_those_of_the_wheel():
