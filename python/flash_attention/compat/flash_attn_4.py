@@ -2,7 +2,7 @@
 
 score_mod and mask_mod are Python functions of torch's operations on tensors without axes. They are called as
 FlashAttention-4 calls them (keywords q_idx, kv_idx, seqlen_info, aux_tensors, and aux_scalars if given), or, with five and
-four parameters, as FlexAttention calls them. Functions that CuTe compiled are refused by name: their body is code for a GPU.
+four parameters, as FlexAttention calls them. Functions that CuTe compiled are refused by name: their body is a GPU's code.
 Derivatives are those of score_mod itself, so score_mod_bwd is refused; aux_tensors that require gradients get them. Both
 functions return (out, lse), lse None unless return_lse.
 
