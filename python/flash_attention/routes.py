@@ -108,6 +108,11 @@ def _attention(
         dense = cu_seqlens_q is None and len(q.shape) == 4
         seq_q = q.shape[-2 if layout == "bhsd" else -3] if dense else None
         hidden_rows, causal, window, block_mask, block_sizes = plain_masks(hidden_rows, causal, window, block_mask, seq_q)
+    if _learns(scale) or _learns(softcap) or _learns(alibi_slopes):
+        lengths = cu_seqlens_q, cu_seqlens_kv, seqused_q, seqused_kv
+        q, scale, softcap, alibi_slopes, bias, score_mod = _without_learned()(
+            q, k, scale, softcap, alibi_slopes, bias, score_mod, lengths, layout
+        )
     tensors = Tensors(
         q, k, v, bias, mask, alibi_slopes, sink, cu_seqlens_q, cu_seqlens_kv, seqused_q, seqused_kv, key_lengths,
         hidden_rows, block_mask,
@@ -120,6 +125,13 @@ def _attention(
     )  # fmt: skip
     arguments = tensors, options, *check_seed(seed, offset), return_lse
     return _run(arguments, (score_mod, mask_mod), (q_descale, k_descale, v_descale, out_dtype), kept)
+
+
+def _learns(number):
+    """Whether it is a tensor that requires a gradient where gradients are recorded."""
+    if number is None or isinstance(number, (float, int)) or not getattr(number, "requires_grad", False):
+        return False
+    return _is_grad_enabled()
 
 
 def _cache(q, k, v, **given):
@@ -204,6 +216,18 @@ def _run_prepared():
     from flash_attention.flex.attention import run_prepared
 
     return run_prepared
+
+
+def _without_learned():
+    from flash_attention.flex.learned import without_learned
+
+    return without_learned
+
+
+def _is_grad_enabled():
+    import torch
+
+    return torch.is_grad_enabled()
 
 
 def _blocks_as_program():

@@ -41,30 +41,22 @@ def test_directional_derivative(name, device):
         )
 
 
-def test_gradients_that_are_not_computed_are_refused(device):
-    """A learned temperature or slope that would not learn, and a backward pass that would miss a part, say so."""
+def test_a_learned_number_over_a_cache_is_refused(device):
+    """Where a backward pass would miss a part, the call says so; without gradients it is the plain call."""
     q, k, v = (torch.randn(2, 9, 4, 16, device=device) for _ in range(3))
-    scale, slopes = torch.tensor(0.5, requires_grad=True), torch.rand(4, device=device, requires_grad=True)
-    cu_seqlens = torch.tensor([0, 9], dtype=torch.int32, device=device)
-    for learned in ({"scale": scale}, {"alibi_slopes": slopes}):
-        name = next(iter(learned))
-        detached = {name: learned[name].detach()}
-        for call in (
-            lambda options: flash_attention.attention(q, k, v, **options),
-            lambda options: flash_attention.attention(q, k, v, return_lse=True, **options)[0],
-            lambda options: flash_attention.attention_packed(q[0], k[0], v[0], cu_seqlens, **options),
-        ):
-            with pytest.raises(NotImplementedError, match=f"{name}: requires a gradient, which is not computed"):
-                call(learned)
-            with torch.no_grad():
-                assert torch.equal(call(learned), call(detached))
-    program = flash_attention.attention(q, k, v, scale=1.0, score_mod=lambda s, b, h, i, j: s * scale)
-    (got,) = torch.autograd.grad(program.square().sum(), scale)  # what the refusal recommends
-    exact = scale.detach().double().requires_grad_()
-    q, k, v = (tensor.cpu().double() for tensor in (q, k, v))
-    weights = (torch.einsum("bihd,bjhd->bhij", q, k) * exact).softmax(-1)
-    want = torch.autograd.grad(torch.einsum("bhij,bjhd->bihd", weights, v).square().sum(), exact)[0]
-    torch.testing.assert_close(got.double(), want, atol=1e-3, rtol=1e-3)
+    for learned in (
+        {"scale": torch.tensor(0.5)},
+        {"softcap": torch.tensor(2.0)},
+        {"alibi_slopes": torch.rand(4, device=device)},
+    ):
+        (name,) = learned
+        want = flash_attention.attention_over_cache(q, k, v, **learned)
+        learned[name].requires_grad_()
+        refusals = "requires a gradient, which is not computed|attention_over_cache: has no gradients"
+        with pytest.raises((NotImplementedError, RuntimeError), match=refusals):
+            flash_attention.attention_over_cache(q, k, v, **learned).sum().backward()
+        with torch.no_grad():
+            assert torch.equal(flash_attention.attention_over_cache(q, k, v, **learned), want)
 
 
 @pytest.mark.parametrize("which", ["q", "k", "v", "sink"])

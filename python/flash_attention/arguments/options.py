@@ -39,7 +39,9 @@ def make_options(
         raise _refusal(alignment, window, layout, precision) from None
     # A number first: in a trace with sizes that vary it is symbolic, and has no attributes to ask for.
     if not (scale is None or isinstance(scale, (float, int))) and getattr(scale, "requires_grad", False):
-        scale = _constant(scale)
+        scale = _constant("scale", scale, "score * scale with scale=1")
+    if not isinstance(softcap, (float, int)) and getattr(softcap, "requires_grad", False):
+        softcap = _constant("softcap", softcap, "softcap * torch.tanh(score / softcap)")
     standard = kernel == "standard"
     return Options(  # in order: by name it takes 0.3 us more, and every call of the general path comes by here
         max_seqlen_q,
@@ -61,15 +63,15 @@ def make_options(
     )
 
 
-def _constant(scale):
-    """A scale that is a tensor of torch and requires a gradient."""
+def _constant(name, value, score_mod):
+    """A number that is a tensor of torch and requires a gradient, for a call that has none to give."""
     import torch
 
     from flash_attention.pytorch.autograd import refuse_gradient
 
     if torch.is_grad_enabled():
-        refuse_gradient("scale", "score * scale with scale=1")
-    return scale.detach()
+        refuse_gradient(name, score_mod)
+    return value.detach()
 
 
 def _refusal(alignment, window, layout, precision):
