@@ -5,6 +5,7 @@
 #include <optional>
 #include <sstream>
 
+#include "cli/ladder/exercise.h"
 #include "cli/ladder/ladder_cpu.h"
 #include "cli/ladder/ladder_emulated.h"
 #include "cli/ladder/ladder_gpu.h"
@@ -43,7 +44,18 @@ int show_diff(const std::vector<std::string>& words) {
   return ok;
 }
 
+int exercise(const Arguments& arguments) {
+  const std::string word = arguments.text("exercise");
+  if (!arguments.words().empty())
+    throw Error(ErrorCode::invalid_argument, "--exercise: got rungs beside it, allowed: one, such as --exercise 03");
+  const std::string folder = arguments.given("folder") ? arguments.text("folder") : exercise_folder(word);
+  return arguments.on("check") ? check_exercise(word, folder) : begin_exercise(word, folder);
+}
+
 int ladder(const Arguments& arguments) {
+  if (arguments.given("exercise")) return exercise(arguments);
+  if (arguments.on("check") || arguments.given("folder"))
+    throw Error(ErrorCode::invalid_argument, "--check and --folder: allowed with --exercise RUNG");
   if (arguments.on("diff")) return show_diff(arguments.words());
   std::vector<Rung> chosen = rungs_named(arguments.words());
   if (arguments.on("update") && !arguments.words().empty())
@@ -89,6 +101,7 @@ const Verb ladder_verb{
     "  flash-attention ladder --diff 06 07          the change that one makes to the other\n"
     "  flash-attention ladder --device emulator --seq 256 --head-dim 128 --causal\n"
     "  flash-attention ladder --device cpu          the four steps on the CPU, and the library's kernel\n"
+    "  flash-attention ladder --exercise 03         a copy of rung 03 with a bug to find; with --check: is it repaired?\n"
     "  flash-attention ladder --update              rewrites kernels/ladder/README.md and the plots in "
     "docs/ladder/images;\n"
     "                                               measures first if there is a GPU\n"
@@ -97,6 +110,9 @@ const Verb ladder_verb{
     "Exits with 1 if a rung is wrong.\n",
     32,
     {{"diff", "", "show how the second of two rungs differs from the first"},
+     {"exercise", "RUNG", "write a copy of the kernels with a bug in 01, 02, 03, 04, 06, 09, 10, 13 or b1"},
+     {"check", "", "with --exercise: run the copy in the emulator and say whether the bug is repaired"},
+     {"folder", "FOLDER", "of the exercise [= exercise_RUNG]"},
      {"device", "D", "cuda, cuda:N, emulator, cpu or best", "best"},
      {"seq", "N", "queries and keys of the emulated problem; 1024 on the CPU", "128"},
      {"head-dim", "N", "its head dimension: a multiple of 8, at most 128", "64"},

@@ -113,3 +113,61 @@ def test_update_writes_the_table_and_the_plots(command, tmp_path):
     assert "NVIDIA Test" in page.read_text() and page.read_text().startswith(before[:200])
     images = list((tmp_path / "docs/ladder/images").glob("*.svg"))
     assert len(images) == 1 and "16 heads" in images[0].read_text()
+
+
+EXERCISES = {"01": "error    out", "02": "error    out", "03": "race: writes", "04": "error    out", "06": "error    out"}
+EXERCISES |= {"09": "copy_async of thread", "10": "error    out", "13": "dead-lock", "b1": "error    dk"}
+RUNG_FILES = {rung.name[: rung.name.index("_")]: rung for rung in (ROOT / "kernels/ladder").rglob("*_*.cu")}
+FAST = {**os.environ, "FLASH_ATTENTION_CXX_FLAGS": "-O0 -g0"}
+
+
+def exercise(command, folder, word, *flags, code=0):
+    return command("ladder", "--exercise", word, "--folder", folder, *flags, env=FAST, code=code)
+
+
+@pytest.mark.parametrize("word", EXERCISES)
+def test_an_exercise_is_the_rung_with_one_change(command, tmp_path, word):
+    folder, original = tmp_path / "work", RUNG_FILES[word]
+    text = exercise(command, folder, word).stdout
+    copy = folder / original.relative_to(ROOT)
+    assert str(copy) in text and f"--exercise {word} --check" in text and "?" in text
+    changed = [line for line in copy.read_text().splitlines() if line not in original.read_text().splitlines()]
+    assert len(changed) <= 1 and copy.read_text() != original.read_text()
+    other = [file for file in (folder / "kernels").rglob("*.cu*") if file != copy]
+    assert len(other) > 100
+    assert all(file.read_text() == (ROOT / file.relative_to(folder)).read_text() for file in other)
+
+
+@pytest.mark.parametrize(
+    "word", [word if word in ("02", "03") else pytest.param(word, marks=pytest.mark.long_tail) for word in EXERCISES]
+)
+def test_an_exercise_is_found_wrong_and_then_repaired(command, tmp_path, word):
+    folder, original = tmp_path / "work", RUNG_FILES[word]
+    exercise(command, folder, word)
+    wrong = exercise(command, folder, word, "--check", code=1).stdout
+    assert "is not repaired. This call is wrong:" in wrong and EXERCISES[word] in wrong
+    assert f"FLASH_ATTENTION_KERNEL_DIR={folder}/kernels FLASH_ATTENTION_EMULATOR_SEED=" in wrong
+    copy = folder / original.relative_to(ROOT)
+    copy.write_text(original.read_text())
+    assert "is right: full and causal, in 3 orders" in exercise(command, folder, word, "--check").stdout
+    copy.write_text(original.read_text().replace("// The idea:", "not C++"))
+    assert "error:" in exercise(command, folder, word, "--check", code=1).stdout
+
+
+def test_another_repair_is_right_too(command, tmp_path):
+    exercise(command, tmp_path / "work", "02")
+    copy = tmp_path / "work/kernels/ladder/02_coalesced.cu"
+    repaired = copy.read_text().replace("window_right ? i :", "window_right ? args.seq_kv - (args.seq_q - i) :")
+    assert repaired != copy.read_text()
+    copy.write_text(repaired)
+    assert "not word for word the library's" in exercise(command, tmp_path / "work", "02", "--check").stdout
+
+
+def test_refusals_of_exercises(command, tmp_path):
+    assert "--exercise: got '05', allowed: 01, 02, 03" in exercise(command, tmp_path / "a", "05", code=2).stderr
+    assert "there is no" in exercise(command, tmp_path / "a", "03", "--check", code=2).stderr
+    exercise(command, tmp_path / "a", "03")
+    assert "may hold your work" in exercise(command, tmp_path / "a", "03", code=2).stderr
+    assert "allowed with --exercise RUNG" in command("ladder", "--check", code=2).stderr
+    assert "got rungs beside it" in command("ladder", "06", "--exercise", "03", code=2).stderr
+    assert "--folder: /proc/none" in exercise(command, "/proc/none", "03", code=2).stderr
