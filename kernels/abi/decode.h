@@ -11,6 +11,7 @@ namespace flash_attention::abi {
 /// 16 rows; with fewer the rest of its tile is empty.
 struct DecodeLayout {
   int row_warps;      // warps side by side along the rows
+  int column_warps;   // along the columns of O: those of wide heads do not fit in the registers of one
   int key_warps;      // and along the keys: each has its own running maximum
   int tile_warps;     // of those, the ones that share a tile; the others have the next one
   int warp_rows;      // rows of a warp that can exist
@@ -32,18 +33,39 @@ struct DecodeLayout {
   }
   static constexpr int min(int a, int b) { return a < b ? a : b; }
 
+  static constexpr bool splits_columns(const ForwardConfig& config) { return config.head_dim_v > 256; }
+  /// Columns of O of a warp; where two share a row, whole panels of V.
+  static constexpr int value_columns(const ForwardConfig& config) {
+    if (!splits_columns(config)) return columns_of(config, config.head_dim_v);
+    const int panel = is_narrow(key_type(config.features)) ? 128 : 64;
+    return ((config.head_dim_v + 1) / 2 + panel - 1) / panel * panel;
+  }
+  /// Columns of a row of V in shared memory, in units of 16 bits.
+  static constexpr int stored_value_columns(const ForwardConfig& config) {
+    const int all = value_columns(config) * (splits_columns(config) ? 2 : 1);
+    return is_narrow(key_type(config.features)) ? all / 2 : all;
+  }
+  /// Columns of O that the warps exchange at a time, in memory for 64 columns of each warp. Those that share rows write one
+  /// after the other.
+  static constexpr int exchanged_columns(const ForwardConfig& config, int warp_rows) {
+    if (splits_columns(config)) return value_columns(config) % 128 == 0 ? 128 : 64;
+    return min(panels(config.head_dim_v) * 64, warp_rows == 8 && !config.producer_warp ? 128 : 64);
+  }
+
   constexpr explicit DecodeLayout(const ForwardConfig& config)
       : row_warps(config.block_q <= 16 ? 1 : config.block_q / 16),
-        key_warps(config.num_warps / row_warps),
+        column_warps(splits_columns(config) ? 2 : 1),
+        key_warps(config.num_warps / row_warps / column_warps),
         tile_warps(key_warps / config.key_groups),
         warp_rows(min(config.block_q, 16)),
-        merge_columns(min(panels(config.head_dim_v) * 64, warp_rows == 8 && !config.producer_warp ? 128 : 64)),
+        merge_columns(exchanged_columns(config, warp_rows)),
         stage_bytes(
             config.block_kv * 128 *
-                (panels(stored_columns(config, config.head_dim)) + panels(stored_columns(config, config.head_dim_v))) +
+                (panels(stored_columns(config, config.head_dim)) + panels(stored_value_columns(config))) +
             (config.features.token_scales ? config.block_kv * 8 : 0)),
         q_bytes(row_warps * 16 * 128 * panels(config.head_dim)),
-        merge_bytes(config.num_warps * warp_rows * (merge_columns + 4) * 4),  // 4: so that rows begin in other banks
+        merge_bytes(config.num_warps * warp_rows * ((column_warps > 1 ? 64 : merge_columns) + 4) *
+                    4),  // 4: so that rows begin in other banks
         shared_bytes(config.num_stages * stage_bytes + q_bytes + merge_bytes + 2048) {}  // statistics and a flag
 };
 

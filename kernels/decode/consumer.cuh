@@ -96,6 +96,7 @@ struct Consumer {
   static constexpr int block_kv = config.block_kv, stages = config.num_stages, threads = Shape::threads;
   static constexpr int warp_keys = Shape::warp_keys, dim = Shape::dim, dim_v = Shape::dim_v, q_steps = Shape::q_steps;
   static constexpr bool narrow = Shape::narrow, Q_in_registers = Shape::Q_in_registers;
+  static constexpr int own_value_bytes = VTile::panels / layout.column_warps * VTile::panel_bytes;  // from warp to warp
 
   static constexpr int chunks = dim / 8;
   using Chunk = ptx::Vector<unsigned, 4>;
@@ -108,6 +109,7 @@ struct Consumer {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int warp_row = warp % layout.row_warps * 16;
   const int warp_key = warp / layout.row_warps % layout.tile_warps * warp_keys;
+  const int column_warp = layout.column_warps == 1 ? 0 : warp / (layout.row_warps * layout.key_warps);
   const tile::LanePlace place{lane};
   const unsigned Q_smem = ptx::shared_address(&storage.Q);
   unsigned Q[Q_in_registers ? q_steps : 1][4];
@@ -266,7 +268,7 @@ struct Consumer {
         for (int e = 0; e < 4; ++e) O[0][n][e] *= rescale[e / 2];
       }
     }
-    const unsigned V_address = tile::b_address<VTile>(V, warp_key, lane);
+    const unsigned V_address = tile::b_address<VTile>(V, warp_key, lane) + column_warp * own_value_bytes;
     if constexpr (narrow) {
       return add_codes<code, type>(O, P, [&](unsigned(&codes)[4], int c, int step) {
         ptx::ldmatrix_x4_trans(codes, VTile::step(V_address, 2 * c) + step * 16 * 128);
@@ -380,11 +382,12 @@ struct Consumer {
   __device__ __forceinline__ void clear_unseen_values(int kv_begin, const tile::KeyRange& seen, unsigned V) const {
     if (kv_begin >= seen.begin && kv_begin + warp_keys <= seen.end) return;
     ptx::path<"decode/sm90 unseen values">();
-    constexpr int chunks = VTile::columns / 8;
+    constexpr int chunks = VTile::columns / 8 / layout.column_warps;  // that this warp reads
     for (int index = 2 * warp_row + lane; index < warp_keys * chunks; index += 32 * layout.row_warps) {
       const int row = index / chunks, j = kv_begin + row;
       if (j >= seen.begin && j < seen.end) continue;
-      ptx::store_shared(V + VTile::offset(warp_key + row, index % chunks), ptx::Vector<unsigned, 4>{});
+      ptx::store_shared(V + column_warp * own_value_bytes + VTile::offset(warp_key + row, index % chunks),
+                        ptx::Vector<unsigned, 4>{});
     }
     ptx::fence_async_shared();  // orders these stores before TMA writes the next box to the same place
     sync_rows();                // all rows are clear before any warp reads them

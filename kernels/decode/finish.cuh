@@ -51,6 +51,7 @@ struct Finish {
   /// Writes maximum and sum of the warp's rows to shared memory, for total_of().
   __device__ __forceinline__ void share_statistics(const tile::RowState& rows, float scale_log2) const {
     const int first = out.warp % layout.row_warps * 16 + out.lane / 4;
+    if (layout.column_warps > 1 && column_warp() > 0) return;  // they are those of the warp with the first columns
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const float sum = tile::reduce_quad(rows.sum[half], [](float a, float b) { return a + b; });
@@ -67,21 +68,30 @@ struct Finish {
     static constexpr int rows = rows_of_warp, columns = columns_at_once;
     // If a row takes 16 lanes, a warp processes two rows at a time. With options there are not enough registers for that.
     static constexpr int lanes_of_row = tile::Score<features>::linear ? columns / 4 : 32, rows_at_once = 32 / lanes_of_row;
-    static_assert(warps * rows * (columns + 4) * 4 <= layout.merge_bytes);
+    static_assert(warps / layout.column_warps * rows * (columns + 4) * 4 <= layout.merge_bytes);
+    static_assert(layout.column_warps == 1 || dim_v % columns == 0);
 
     __device__ __forceinline__ static int offset(int warp, int row, int column) {
       return (warp * rows + row) * (columns + 4) + column;
     }
   };
 
+  /// Which columns of O the warp has, and its number among those that have the same.
+  __device__ __forceinline__ int column_warp() const { return out.warp / (layout.row_warps * layout.key_warps); }
+  __device__ __forceinline__ int exchange_warp() const {
+    return layout.column_warps == 1 ? out.warp : out.warp % (layout.row_warps * layout.key_warps);
+  }
+
   /// Writes columns [begin, begin + columns) of the warp's rows to shared memory.
-  template <typename E, int begin>
+  template <typename E, int begin_of_all>
   __device__ __forceinline__ void share_columns(const float (&O)[1][dim_v / 8][4]) const {
     const tile::LanePlace place(out.lane);
+    constexpr int begin = begin_of_all % dim_v;  // of the warp's
+    if (layout.column_warps > 1 && column_warp() != begin_of_all / dim_v) return;
     if (E::rows < 8 && place.row >= E::rows) return;
     constexpr int halves = E::rows > 8 ? 2 : 1;
     if constexpr (narrow) {  // blocks 2c and 2c + 1 hold the even and the odd columns of 16c to 16c + 15
-      const unsigned to = ptx::shared_address(&out.storage.O[E::offset(out.warp, place.row, 2 * place.column)]);
+      const unsigned to = ptx::shared_address(&out.storage.O[E::offset(exchange_warp(), place.row, 2 * place.column)]);
 #pragma unroll
       for (int n = begin / 8; n < tile::min(dim_v, begin + E::columns) / 8; n += 2) {
 #pragma unroll
@@ -93,7 +103,7 @@ struct Finish {
       }
       return;
     }
-    const unsigned to = ptx::shared_address(&out.storage.O[E::offset(out.warp, place.row, place.column)]);
+    const unsigned to = ptx::shared_address(&out.storage.O[E::offset(exchange_warp(), place.row, place.column)]);
 #pragma unroll
     for (int n = begin / 8; n < tile::min(dim_v, begin + E::columns) / 8; ++n) {
 #pragma unroll
@@ -165,7 +175,7 @@ struct Finish {
                                               float* part) const {
     constexpr int few = layout.warp_rows / 2;
     constexpr bool worth_it = config.producer_warp && tile::Score<features>::linear && config.group <= few;
-    if constexpr (worth_it && columns == 64 && config.head_dim_v > 64) {
+    if constexpr (worth_it && columns == 64 && config.head_dim_v > 64 && layout.column_warps == 1) {
       if (out.num_rows() <= few) {
         ptx::path<"decode/sm90 few rows">();
         return collect<Exchange<few, 128>>(O, parts, part);

@@ -116,7 +116,7 @@ struct FinishRows {
   static constexpr Features features = config.features;
   static constexpr DecodeLayout layout{config};
   static constexpr int warps = config.num_warps, columns = layout.merge_columns;
-  static constexpr int dim_v = DecodeLayout::columns_of(config, config.head_dim_v);
+  static constexpr int dim_v = DecodeLayout::value_columns(config);  // of a warp
   static constexpr bool narrow = is_narrow(key_type(features));
   static constexpr bool repairs_rows = tile::Score<features>::hides;
   static constexpr bool shares_items = config.item_blocks != 1 && !config.strided_items;  // with other blocks

@@ -20,15 +20,15 @@ struct ConsumerShape {
   using KTile = typename DecodeTiles<config>::K;
   using VTile = typename DecodeTiles<config>::V;
   static constexpr int dim = DecodeLayout::columns_of(config, config.head_dim);
-  static constexpr int dim_v = DecodeLayout::columns_of(config, config.head_dim_v);
+  static constexpr int dim_v = DecodeLayout::value_columns(config);  // of a warp
   static constexpr Type code = key_type(features);
   static constexpr bool narrow = is_narrow(code);
   static constexpr int q_steps = dim / 16;
   static constexpr bool Q_in_registers = q_steps <= 8 && layout.row_warps == 1;
   using QTile = tile::SwizzledTile<16 * layout.row_warps, dim>;
   static_assert(type != Type::float32 && !features.dropout && warp_keys % 16 == 0 && stages >= 2);
-  static_assert(layout.tile_warps * config.key_groups * layout.row_warps == config.num_warps);
-  static_assert(config.key_groups == 1 || layout.row_warps == 1);
+  static_assert(layout.tile_warps * config.key_groups * layout.row_warps * layout.column_warps == config.num_warps);
+  static_assert(config.key_groups == 1 || (layout.row_warps == 1 && layout.column_warps == 1));
 
   struct SharedStorage {
     struct Stage {

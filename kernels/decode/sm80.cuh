@@ -46,7 +46,7 @@ struct Loader {
   static constexpr int chunk_elements = 16 / sizeof(Key);
   using KTile = typename DecodeTiles<config>::K;
   using VTile = typename DecodeTiles<config>::V;
-  static_assert(own_rows % 16 == 0 && own_rows <= 32);
+  static_assert(own_rows % 8 == 0 && own_rows <= 32);
 
   const AttentionArgs& args;
   Cursor<config>& cursor;  // the tile to load next; one for each warp, in shared memory because registers are scarce
@@ -134,13 +134,14 @@ struct Loader {
     }
 // A larger factor needs more registers for addresses than a warp with many scores or columns has left.
 #pragma unroll(config.head_dim_v > 128 || config.block_q > 16 ? 2 : 8)
-    for (int index = lane; index < own_rows * chunks; index += 32) {
+    for (int index = lane; index < tile::round_up(own_rows * chunks, 32); index += 32) {  // the lanes stay together
       const int row = index / chunks, chunk = index % chunks, j = kv_begin + row;
       const bool exists = j >= now.item.seen.begin && j < now.item.seen.end && chunk * chunk_elements < columns;
       long long offset = row * view.seq_stride;
       if constexpr (features.paged) {
         offset = ptx::shuffle(page, row) * view.batch_stride + ptx::shuffle(page_row, row) * view.seq_stride;
       }
+      if (own_rows * chunks % 32 != 0 && row >= own_rows) continue;
       ptx::copy_async(tile_smem + Tile::offset(first_row + row, chunk), base + offset + chunk * chunk_elements,
                       exists ? 16 : 0);
     }
@@ -170,7 +171,7 @@ struct DecodeSm80 {
     __device__ __forceinline__ void V_read() const { sync_readers(); }  // the next copies may overwrite the stage
 
     __device__ __forceinline__ static void sync_readers() {
-      if constexpr (Consumer::layout.row_warps == 1 && config.key_groups == 1) {
+      if constexpr (Consumer::layout.row_warps == 1 && Consumer::layout.column_warps == 1 && config.key_groups == 1) {
         __syncwarp();
       } else {  // several warps read the same keys, or both groups of warps use the same stages alternately
         ptx::path<"decode/sm80 rows of several warps">();

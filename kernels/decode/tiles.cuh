@@ -14,7 +14,7 @@ using namespace abi;
 template <ForwardConfig config>
 struct DecodeTiles {
   using K = tile::SwizzledTile<config.block_kv, DecodeLayout::stored_columns(config, config.head_dim)>;
-  using V = tile::SwizzledTile<config.block_kv, DecodeLayout::stored_columns(config, config.head_dim_v)>;
+  using V = tile::SwizzledTile<config.block_kv, DecodeLayout::stored_value_columns(config)>;
 };
 
 /// Named barriers of the warps that have the same keys (decode/sm90): 5 and 6. Barriers 1 to 4 have other uses.

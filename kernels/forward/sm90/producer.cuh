@@ -80,16 +80,34 @@ struct PagedBlock {
     }
   }
 
-  /// All boxes of a block of K or V; `chunks` of 64 columns, S::block_kv rows each.
+  /// All boxes of a block of K or V; `chunks` of 64 columns from the given one on, S::block_kv rows each.
   template <int chunks>
-  __device__ __forceinline__ void load(typename S::Element* to, const TensorMap& map, ptx::Mbarrier& full) const {
+  __device__ __forceinline__ void load(typename S::Element* to, const TensorMap& map, ptx::Mbarrier& full,
+                                       int first_chunk = 0) const {
     for_boxes([&](int box, int its_row, const int* its_entry) {
       const int page = holds_pages ? pages[box] : page_of(box, its_entry);
 #pragma unroll
       for (int c = 0; c < chunks; ++c) {
-        ptx::tma_load_4d(to + (c * S::block_kv + box * rows) * chunk_dim, map, full, c * chunk_dim, its_row, kv_head, page);
+        ptx::tma_load_4d(to + (c * S::block_kv + box * rows) * chunk_dim, map, full, (first_chunk + c) * chunk_dim, its_row,
+                         kv_head, page);
       }
     });
+  }
+
+  /// visit(first key, its row, its page) for the keys of each stage of V of a wide head. A stage lies in one box. The entry
+  /// is read again for each, since a lane has no registers to hold it; it is in L1 by then.
+  template <typename Visit>
+  __device__ __forceinline__ void for_value_stages(const Visit& visit) const {
+    constexpr int keys = S::value_rows;
+    static_assert(!S::wide || rows % keys == 0, "the planner refuses smaller pages");
+    int its_row = row;
+    const int* its_entry = entry;
+#pragma unroll 1
+    for (int begin = 0; begin < S::block_kv; begin += keys) {
+      visit(begin, its_row, page_of(begin / rows, its_entry));
+      its_row += keys;
+      if (its_row >= args.page_size) its_row = 0, ++its_entry;
+    }
   }
 
  private:
@@ -292,15 +310,25 @@ struct Producer {
           batch_idx(batch_coordinate<config>(tile)) {}
   };
 
+  __device__ __forceinline__ auto wide_source(const Tile& tile, int block) const {
+    if constexpr (config.features.paged) {
+      return PagedBlock<config>(args, tile, block);
+    } else {
+      return WideSource(args, tile, block);
+    }
+  }
+
   /// Loads a block of K, then V of the previous block: the order in which the consumers use them.
   __device__ __forceinline__ void load_wide_keys(const Tile& tile, int block, bool is_first) {
-    const WideSource source(args, tile, block);
+    const auto source = wide_source(tile, block);
 #pragma unroll 1
     for (int c = 0; c < S::chunks; ++c) {
       ptx::mbarrier_wait(shared.KV_empty[kv.stage], kv.phase ^ 1);  // both warpgroups have read what was there
       if (S::listed && c == 0) shared.listed[kv.stage] = listed;    // valid when the first stage is full
       ptx::mbarrier_arrive_expect_tx(shared.KV_full[kv.stage], forward_sm90_wide_stage_bytes);
-      if constexpr (S::cluster > 1) {
+      if constexpr (config.features.paged) {
+        source.template load<1>(shared.KV[kv.stage], args.maps[map_K], shared.KV_full[kv.stage], c);
+      } else if constexpr (S::cluster > 1) {
         const int half = static_cast<int>(ptx::cluster_rank()) * S::score_keys;  // of the keys, for both blocks
         ptx::tma_multicast_4d(shared.KV[kv.stage] + half * chunk_dim, args.maps[map_K], shared.KV_full[kv.stage],
                               both_blocks, c * chunk_dim, source.row + half, source.kv_head, source.batch_idx);
@@ -318,25 +346,42 @@ struct Producer {
 
   /// V of last_block. Columns past the head dimension read as zero: the warpgroups have as many.
   __device__ __forceinline__ void load_wide_values(const Tile& tile) {
-    constexpr int keys = S::value_rows;
-    const WideSource source(args, tile, last_block);
+    const auto source = wide_source(tile, last_block);
+    if constexpr (config.features.paged) {
+      source.for_value_stages([&](int, int row, int page) {
+        begin_value_stage();
+        load_all_values(row, source.kv_head, page);
+        kv.advance();
+      });
+    } else {
 #pragma unroll 1
-    for (int begin = 0; begin < S::block_kv; begin += keys) {
-      ptx::mbarrier_wait(shared.KV_empty[kv.stage], kv.phase ^ 1);  // both warpgroups have read what was there
-      ptx::mbarrier_arrive_expect_tx(shared.KV_full[kv.stage], 2 * S::chunks_v * keys * chunk_dim * 2);
-      if constexpr (S::cluster > 1) {
-        load_half_of_values(source, begin);
-      } else if constexpr (wide_box_chunks(config.head_dim_v) > 1) {
-        ptx::tma_load_5d(shared.KV[kv.stage], args.maps[map_V], shared.KV_full[kv.stage], 0, source.row + begin, 0,
-                         source.kv_head, source.batch_idx);
-      } else {
-#pragma unroll
-        for (int c = 0; c < 2 * S::chunks_v; ++c) {
-          ptx::tma_load_4d(shared.KV[kv.stage] + c * keys * chunk_dim, args.maps[map_V], shared.KV_full[kv.stage],
-                           c * chunk_dim, source.row + begin, source.kv_head, source.batch_idx);
+      for (int begin = 0; begin < S::block_kv; begin += S::value_rows) {
+        begin_value_stage();
+        if constexpr (S::cluster > 1) {
+          load_half_of_values(source, begin);
+        } else {
+          load_all_values(source.row + begin, source.kv_head, source.batch_idx);
         }
+        kv.advance();
       }
-      kv.advance();
+    }
+  }
+
+  __device__ __forceinline__ void begin_value_stage() const {
+    ptx::mbarrier_wait(shared.KV_empty[kv.stage], kv.phase ^ 1);  // both warpgroups have read what was there
+    ptx::mbarrier_arrive_expect_tx(shared.KV_full[kv.stage], 2 * S::chunks_v * S::value_rows * chunk_dim * 2);
+  }
+
+  /// All columns of a stage of V; `place` is a sequence of the batch or a page.
+  __device__ __forceinline__ void load_all_values(int row, int kv_head, int place) const {
+    if constexpr (wide_box_chunks(config.head_dim_v) > 1) {
+      ptx::tma_load_5d(shared.KV[kv.stage], args.maps[map_V], shared.KV_full[kv.stage], 0, row, 0, kv_head, place);
+    } else {
+#pragma unroll
+      for (int c = 0; c < 2 * S::chunks_v; ++c) {
+        ptx::tma_load_4d(shared.KV[kv.stage] + c * S::value_rows * chunk_dim, args.maps[map_V], shared.KV_full[kv.stage],
+                         c * chunk_dim, row, kv_head, place);
+      }
     }
   }
 

@@ -261,7 +261,7 @@ struct WideLoop {
       if constexpr (!config.features.mask && !safe) {
 #pragma unroll 1
         for (; n < seen.interior_end; ++n) visit<Visit::interior>(tile, math, block_at<config>(tile, n));
-        if constexpr (S::forwards || config.features.window_left) {
+        if constexpr (S::forwards || S::left_edge) {
 #pragma unroll 1
           for (; n < seen.end; ++n) visit<Visit::late_edge>(tile, math, block_at<config>(tile, n));
         }

@@ -119,6 +119,34 @@ inline std::vector<Case> shared_items() {
   return cases;
 }
 
+/// Heads wider than 256, whose columns of O two warps share: boxes of pages and of tiles, values of fewer panels than warps
+/// have, edges, rows that see nothing, items that blocks share.
+inline std::vector<Case> wide_rows() {
+  std::vector<Case> cases;
+  const auto add = [&](const char* name, std::int64_t dim, std::int64_t dim_v, std::int64_t group,
+                       std::int64_t seq_q) -> Case& {
+    cases.push_back(shape(name, group, seq_q, 180));
+    cases.back().problem.head_dim = dim, cases.back().problem.head_dim_v = dim_v;
+    return cases.back();
+  };
+  put_in_pages(add("wide_pages", 512, 512, 2, 1), 64, {180, 0, 67});
+  Case& rows = add("wide_tiles_of_rows", 512, 512, 8, 3);
+  rows.problem.window_left = 90, rows.nan_value = 178, rows.problem.batch = 1;
+  Case& shared = add("shared_wide", 512, 512, 1, 2);
+  shared.problem.batch = 1, shared.problem.seq_kv = 450, shared.problem.sink = true, shared.draw = Draw::growing;
+  Case& odd = add("wide_odd_columns", 328, 320, 4, 1);
+  odd.problem.dtype = Dtype::float16, odd.problem.softcap = 5, odd.problem.alibi = true;
+  put_in_pages(odd, 16, {131, 60});
+  add("wide_keys", 512, 40, 4, 1).problem.batch = 1;
+  Case& values = add("wide_values", 64, 264, 4, 4);
+  values.problem.seqused_kv = true, values.seqused_kv = {97, 180};
+  values.problem.mask = over(values.problem, true, true, true);
+  Case& codes = add("wide_codes", 512, 512, 2, 1);
+  codes.problem.kv_dtype = Dtype::float8_e4m3, codes.problem.kv_scales = ScaleKind::head;
+  put_in_pages(codes, 32, {131, 33});
+  return cases;
+}
+
 /// Pages of which a tile has several, one or a part; one page for a whole sequence, which ends inside of a tile. What lies
 /// outside of what is visible is NaN.
 inline std::vector<Case> box_cases() {

@@ -29,6 +29,8 @@ TEST_P(DecodeSm90, SameBits) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Boxes, DecodeSm90, ::testing::ValuesIn(box_cases()), case_name);
+INSTANTIATE_TEST_SUITE_P(Wide, DecodeSm90, ::testing::ValuesIn(wide_rows()), case_name);
+INSTANTIATE_TEST_SUITE_P(Wide, DecodeSm80, ::testing::ValuesIn(wide_rows()), case_name);
 INSTANTIATE_TEST_SUITE_P(Shapes, DecodeSm90, ::testing::ValuesIn(decode_shapes()), case_name);
 INSTANTIATE_TEST_SUITE_P(Cache, DecodeSm90, ::testing::ValuesIn(cache_cases(Dtype::float16)), case_name);
 INSTANTIATE_TEST_SUITE_P(Bfloat16, DecodeSm90, ::testing::ValuesIn(few_queries(Dtype::bfloat16)), case_name);

@@ -87,6 +87,7 @@ std::vector<Case> with_fixed_splits() {
 
 INSTANTIATE_TEST_SUITE_P(FixedSplits, DecodeSm80, ::testing::ValuesIn(with_fixed_splits()), case_name);
 INSTANTIATE_TEST_SUITE_P(Shapes, DecodeSm80, ::testing::ValuesIn(decode_shapes()), case_name);
+INSTANTIATE_TEST_SUITE_P(Wide, DecodeSm80Contract, ::testing::ValuesIn(share_of(wide_rows(), 3, 0)), case_name);
 INSTANTIATE_TEST_SUITE_P(Cache, DecodeSm80, ::testing::ValuesIn(cache_cases(Dtype::bfloat16)), case_name);
 INSTANTIATE_TEST_SUITE_P(Bfloat16, DecodeSm80Contract,
                          ::testing::ValuesIn(telling_share_of(few_queries(Dtype::bfloat16), 6, 3)), case_name);

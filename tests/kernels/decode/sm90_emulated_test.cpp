@@ -48,6 +48,7 @@ std::vector<Case> fixed_splits() {
 }
 
 INSTANTIATE_TEST_SUITE_P(Boxes, DecodeSm90, ::testing::ValuesIn(box_cases()), case_name);
+INSTANTIATE_TEST_SUITE_P(Wide, DecodeSm90, ::testing::ValuesIn(wide_rows()), case_name);
 INSTANTIATE_TEST_SUITE_P(FixedSplits, DecodeSm90, ::testing::ValuesIn(fixed_splits()), case_name);
 INSTANTIATE_TEST_SUITE_P(Contract, DecodeSm90, ::testing::ValuesIn(share_of(few_queries(Dtype::bfloat16), 6, 1)),
                          case_name);
@@ -55,6 +56,7 @@ INSTANTIATE_TEST_SUITE_P(Runs, DecodeSm90, ::testing::ValuesIn(long_and_many()),
 INSTANTIATE_TEST_SUITE_P(Shared, DecodeSm90, ::testing::ValuesIn(shared_items()), case_name);
 INSTANTIATE_TEST_SUITE_P(Shared, DecodeSm90Bits, ::testing::ValuesIn(shared_items()), case_name);
 INSTANTIATE_TEST_SUITE_P(Runs, DecodeSm90Bits, ::testing::ValuesIn(long_and_many()), case_name);
+INSTANTIATE_TEST_SUITE_P(Wide, DecodeSm90Bits, ::testing::ValuesIn(share_of(wide_rows(), 3, 1)), case_name);
 INSTANTIATE_TEST_SUITE_P(Boxes, DecodeSm90Bits, ::testing::ValuesIn(share_of(box_cases(), 3, 0)), case_name);
 
 }  // namespace

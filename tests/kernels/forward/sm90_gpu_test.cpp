@@ -1,4 +1,5 @@
 // forward/sm90 on a GPU: the whole contract.
+#include "kernels/wide_cases.h"
 #include "support/cases/contract.h"
 #include "support/gpu.h"
 
@@ -15,6 +16,8 @@ TEST_P(ForwardSm90, KeepsTheContract) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Half, ForwardSm90, ::testing::ValuesIn(contract_cases(Dtype::float16)), case_name);
+INSTANTIATE_TEST_SUITE_P(Wide, ForwardSm90, ::testing::ValuesIn(loops_of_wide_heads()), case_name);
+INSTANTIATE_TEST_SUITE_P(WidePages, ForwardSm90, ::testing::ValuesIn(pages_of_wide_heads()), case_name);
 INSTANTIATE_TEST_SUITE_P(BFloat, ForwardSm90, ::testing::ValuesIn(contract_cases(Dtype::bfloat16)), case_name);
 
 /// More tiles than an H200 has SMs, so that blocks take several and slots are used again and again.

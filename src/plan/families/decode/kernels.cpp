@@ -28,7 +28,7 @@ std::string reject_kind(const Request& r) {
   if (problem.dtype == Dtype::float32) return "needs a 16-bit dtype";
   if (r.features.dropout) return "takes no dropout";
   if (problem.head_dim % 8 != 0 || problem.head_dim_v % 8 != 0) return "needs head dimensions that are multiples of 8";
-  if (std::max(problem.head_dim, problem.head_dim_v) > 256) return "needs head dimensions up to 256";
+  if (std::max(problem.head_dim, problem.head_dim_v) > 512) return "needs head dimensions up to 512";
   if (*problem.scale <= 0) return "needs a positive scale";
   const auto multiples = [](const Strides& s, int of) { return s.batch % of == 0 && s.seq % of == 0 && s.head % of == 0; };
   for (const Strides& strides : {problem.q_strides, problem.k_strides, problem.v_strides, problem.out_strides}) {

@@ -95,10 +95,11 @@ std::optional<abi::ForwardConfig> configure(const Request& request, bool produce
                                 : producer_warp ? 192
                                                 : 128)
                                    << 10},
-                          Tile{64, 4, (max_keys == 64 ? 96 : 192) << 10}, Tile{32, 2, 192 << 10}}) {
+                          Tile{64, 4, (max_keys == 64 ? 96 : 192) << 10}, Tile{32, 2, 192 << 10}, Tile{16, 1, 192 << 10}}) {
     if (block_q > 16 * tile.num_warps || tile.block_kv > max_keys) continue;
     config.block_kv = tile.block_kv;
-    config.num_warps = tile.num_warps;
+    config.num_warps = tile.num_warps * (abi::DecodeLayout::splits_columns(config) ? 2 : 1);
+    if (config.num_warps == 1) continue;
     config.key_groups = long_runs && tile.num_warps == 8 ? 2 : 1;
     if (config.block_kv / abi::DecodeLayout(config).tile_warps > max_scores) continue;
     // 8-bit keys have the tile of 16-bit ones, so that results have the same bits, and up to twice as many stages.

@@ -127,9 +127,9 @@ int warps_of(const Problem& p, int block_q) { return is_wide(p) ? 12 : (block_q 
 /// Two blocks with 64 rows each share the keys that they load: where they see them from the first to the last.
 std::string reject_cluster(const Problem& p) {
   const bool from_the_first = p.window_left < 0 && !p.alibi && !p.left_padding && !program_traits(p).score;
-  if (!from_the_first || has_tile_map(p) || p.mask.present || p.packed)
-    return "two blocks share the keys of a head wider than 256 only without ALiBi, programs, a left edge, masks and packed "
-           "sequences";
+  if (!from_the_first || has_tile_map(p) || p.mask.present || p.packed || p.page_size != 0)
+    return "two blocks share the keys of a head wider than 256 only without ALiBi, programs, a left edge, masks, pages and "
+           "packed sequences";
   return {};
 }
 
@@ -186,13 +186,21 @@ std::string reject_forward_tile(const Problem& p, const DeviceInfo& device, cons
   return asked_config(p, device, asked).num_stages >= 2 ? "" : "two stages do not fit in shared memory";
 }
 
+/// A stage has all columns of some values; they come from one page.
+std::string reject_wide_pages(const Problem& p) {
+  const int keys = abi::wide_stage_rows(static_cast<int>(p.head_dim_v));
+  if (p.page_size % keys == 0) return {};
+  return "with heads wider than 256 takes pages of a multiple of " + std::to_string(keys) + " keys, got " +
+         std::to_string(p.page_size);
+}
+
 std::string reject_forward(const Problem& p, const DeviceInfo& device) {
   std::string reason = reject_sm90(p, device);
   if (reason.empty() && p.head_dim_v > 512) reason = "needs a head_dim_v up to 512";
   // Found by repeated random problems on an H200, not by the emulator: docs/lab/masks.md.
   const bool masked = has_tile_map(p) || p.mask.present;
   if (reason.empty() && masked && p.page_size != 0) reason = "takes no masks of keys in pages";
-  if (reason.empty() && is_wide(p) && p.page_size != 0) reason = "takes no pages of heads wider than 256";
+  if (reason.empty() && is_wide(p) && p.page_size != 0) reason = reject_wide_pages(p);
   if (reason.empty() && !(*p.scale > 0)) reason = "scale must be positive: the maximum is taken before scaling";
   if (reason.empty() && p.page_size % 8 != 0) {
     reason = "TMA brings pages in boxes of 8 keys or more: page_size must be a multiple of 8, got " +
