@@ -72,11 +72,11 @@ void time_calls(const Workload& work, const MeasureLimits& limits, Measurement& 
 }  // namespace
 
 void run_forward(Workload& work) {
-  const std::string_view kernel = work.options.kernel;
-  work.options.kernel = {};  // a name chosen for the backward pass is none of the forward's
+  const Options given = work.options;
+  work.options.kernel = {}, work.options.tile = {};  // a choice for the backward pass is none for the forward
   const auto workspace = attach_workspace(work, Pass::forward);
   call(work, Pass::forward);
-  work.options.kernel = kernel;
+  work.options.kernel = given.kernel, work.options.tile = given.tile;
 }
 
 Timing to_timing(std::vector<double> samples) {
@@ -121,7 +121,8 @@ double Measurement::extra_bytes() const {
 }
 
 Measurement measure(const Problem& problem, Pass pass, const Options& options, const MeasureLimits& limits) {
-  make_plan(problem, pass, device_info(options.device), options.kernel);  // a refusal comes before the inputs are made
+  // A refusal comes before the inputs are made.
+  make_plan(problem, pass, device_info(options.device), options.kernel, options.tile);
   Workload work = make_workload(problem, options, is_backward(pass));
   if (is_backward(pass)) run_forward(work);
   return measure(work, pass, limits);
@@ -132,7 +133,7 @@ Measurement measure(Workload& work, Pass pass, const MeasureLimits& limits) {
   result.problem = work.problem;
   result.pass = pass;
   result.device = work.options.device;
-  const Plan plan = make_plan(work.problem, pass, device_info(result.device), work.options.kernel);
+  const Plan plan = make_plan(work.problem, pass, device_info(result.device), work.options.kernel, work.options.tile);
   result.kernel = plan.kernel;
   const MemoryMeter meter;
   const auto workspace = attach_workspace(work, pass);

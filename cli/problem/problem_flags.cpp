@@ -53,18 +53,32 @@ int arch_from(std::string_view text) {
   return arch;
 }
 
-std::string kernel_from(const Arguments& arguments, std::string_view name) {
-  if (!arguments.given("tile")) return std::string(name);
-  const std::string text = arguments.text("tile");
-  int queries = 0, keys = 0;
+namespace {
+
+/// Two sizes with a mark between them, and nothing else.
+TileSize tile_from(const char* flag, const std::string& text, const char* format, const char* example) {
+  TileSize tile;
   char rest = 0;
-  if (std::sscanf(text.c_str(), "%d,%d%c", &queries, &keys, &rest) != 2 || queries <= 0 || keys <= 0) {
-    throw Error(ErrorCode::invalid_argument, "--tile: got '" + text + "', allowed: two whole numbers, such as 128,64");
+  if (std::sscanf(text.c_str(), format, &tile.block_q, &tile.block_kv, &rest) != 2 || tile.block_q <= 0 ||
+      tile.block_kv <= 0) {
+    throw Error(ErrorCode::invalid_argument,
+                std::string(flag) + ": got '" + text + "', allowed: two whole numbers, such as " + example);
   }
-  return std::string(name) + "@" + std::to_string(queries) + "x" + std::to_string(keys);
+  return tile;
 }
 
-std::string kernel_from(const Arguments& arguments) { return kernel_from(arguments, arguments.text("kernel")); }
+}  // namespace
+
+KernelChoice kernel_from(const Arguments& arguments, std::string_view text) {
+  KernelChoice choice{.name = std::string(text.substr(0, text.find('@')))};
+  if (choice.name.size() < text.size()) {
+    choice.tile = tile_from("--kernel NAME@QxKV", std::string(text.substr(choice.name.size() + 1)), "%dx%d%c", "128x64");
+  }
+  if (arguments.given("tile")) choice.tile = tile_from("--tile", arguments.text("tile"), "%d,%d%c", "128,64");
+  return choice;
+}
+
+KernelChoice kernel_from(const Arguments& arguments) { return kernel_from(arguments, arguments.text("kernel")); }
 
 Device device_from(const Arguments& arguments) {
   const std::string name = arguments.text("device");

@@ -16,9 +16,15 @@ void put_in_pages(Problem& problem, std::int64_t page_size);
 Problem problem_from(const Arguments& arguments);
 Dtype dtype_from(std::string_view text);
 
-/// --kernel, or the name that was given in its place, with --tile, as Options::kernel takes them.
-std::string kernel_from(const Arguments& arguments);
-std::string kernel_from(const Arguments& arguments, std::string_view name);
+/// What a caller wants instead of the planner's choice: Options::kernel and Options::tile.
+struct KernelChoice {
+  std::string name{};
+  std::optional<TileSize> tile{};
+};
+
+/// --kernel NAME or NAME@QxKV, or the same text given in its place, and --tile Q,KV.
+KernelChoice kernel_from(const Arguments& arguments);
+KernelChoice kernel_from(const Arguments& arguments, std::string_view text);
 
 /// --device and --arch; "best" where neither is given.
 Device device_from(const Arguments& arguments);

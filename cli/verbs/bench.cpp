@@ -66,8 +66,8 @@ int bench(const Arguments& arguments) {
   if (!arguments.words().empty() && arguments.words().front().starts_with("micro")) {
     return bench_micro(arguments.words().front(), device_info(options.device));
   }
-  const std::string kernel = kernel_from(arguments);
-  options.kernel = kernel;
+  const KernelChoice choice = kernel_from(arguments);
+  options.kernel = choice.name, options.tile = choice.tile;
   const DeviceInfo info = device_info(options.device);
   const std::vector<Case> cases = chosen_cases(arguments, options.device);
   MeasureLimits limits;

@@ -31,7 +31,7 @@ int compile(const Arguments& arguments) {
     throw Error(ErrorCode::invalid_argument,
                 "--device: got " + to_string(info.device) + ", allowed: cuda (only GPU kernels are compiled)");
   }
-  const std::string kernel =
+  const KernelChoice choice =
       arguments.words().empty() ? kernel_from(arguments) : kernel_from(arguments, arguments.words().front());
   const std::vector<CommonCall> calls = calls_from(arguments, info);
 
@@ -57,7 +57,7 @@ int compile(const Arguments& arguments) {
   };
   for (const auto& [problem, pass] : calls) {
     if (interrupted()) break;
-    const Plan plan = make_plan(problem, pass, info, kernel);
+    const Plan plan = make_plan(problem, pass, info, choice.name, choice.tile);
     progress.show(format("%zu of %zu: %s for %s", ++number, calls.size(), plan.kernel.c_str(), describe(problem).c_str()));
     list(flash_attention::compile(plan, info.arch));
   }

@@ -71,7 +71,8 @@ int plan(const Arguments& arguments) {
   const bool standard = arguments.on("standard");
   const Pass pass = arguments.on("backward") ? (standard ? Pass::standard_backward : Pass::backward)
                                              : (standard ? Pass::standard_forward : Pass::forward);
-  const Plan made = make_plan(problem, pass, info, kernel_from(arguments));
+  const auto [kernel, tile] = kernel_from(arguments);
+  const Plan made = make_plan(problem, pass, info, kernel, tile);
   if (arguments.on("json")) {
     Json json = Json::object();
     json.add("problem", to_json(problem)).add("device", to_json(info)).add("plan", plan_to_json(made));

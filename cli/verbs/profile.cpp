@@ -119,17 +119,17 @@ std::vector<std::string> ncu_words(const std::string& ncu, const Arguments& argu
 }
 
 int profile(const Arguments& typed) {
-  const std::string kernel = typed.words().empty() ? kernel_from(typed) : kernel_from(typed, typed.words()[0]);
+  const KernelChoice choice = typed.words().empty() ? kernel_from(typed) : kernel_from(typed, typed.words()[0]);
   const Problem problem = problem_from(typed);
   Options options;
   options.device = device_from(typed);
-  options.kernel = kernel;
+  options.kernel = choice.name, options.tile = choice.tile;
   if (!device_traits(options.device).streams) {
     throw Error(ErrorCode::unavailable, "profile: Nsight Compute counts on NVIDIA GPUs alone, and the device is " +
                                             to_string(options.device) +
                                             "; flash-attention run --device emulator counts without one");
   }
-  const Pass pass = pass_of(kernel, typed.on("backward"));
+  const Pass pass = pass_of(choice.name, typed.on("backward"));
   if (typed.on("target")) return run_target(problem, pass, options);
   const std::string ncu = find_program("ncu");
   if (ncu.empty()) {
@@ -138,7 +138,7 @@ int profile(const Arguments& typed) {
                 "on the PATH");
   }
   const DeviceInfo info = device_info(options.device);
-  const Plan plan = make_plan(problem, pass, info, kernel);
+  const Plan plan = make_plan(problem, pass, info, options.kernel, options.tile);
   const Finished finished = run_program(ncu_words(ncu, typed, problem, pass, info));
   if (finished.code != 0) {
     throw Error(ErrorCode::unavailable, "ncu: failed with code " + std::to_string(finished.code) + ":\n" + finished.output);

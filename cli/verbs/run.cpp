@@ -40,14 +40,14 @@ int run(const Arguments& arguments) {
   const Problem problem = problem_from(arguments);
   Options options;
   options.device = device_from(arguments);
-  const std::string kernel = kernel_from(arguments);
-  options.kernel = kernel;
+  const KernelChoice choice = kernel_from(arguments);
+  options.kernel = choice.name, options.tile = choice.tile;
   options.seed = static_cast<std::uint64_t>(arguments.integer("seed", 0));
   const bool standard = arguments.on("standard");
   const Pass pass = arguments.on("backward") ? (standard ? Pass::standard_backward : Pass::backward)
                                              : (standard ? Pass::standard_forward : Pass::forward);
   const DeviceInfo info = device_info(options.device);
-  const Plan plan = make_plan(problem, pass, info, options.kernel);
+  const Plan plan = make_plan(problem, pass, info, options.kernel, options.tile);
 
   Progress progress;
   progress.show("running " + plan.kernel + " ...");

@@ -78,10 +78,11 @@ struct Options {
   std::uint64_t seed = 0;            ///< dropout
   std::uint64_t offset = 0;          ///< dropout
   std::uint32_t* repairs = nullptr;  ///< a counter on the device, to which forward/sm90 adds the tiles it does again
-  std::string_view kernel{};         ///< empty: the planner's choice; else a name such as "forward/sm90", or with a tile of
-                                     ///< queries and keys for an experiment, "forward/sm90@128x64", "@128x64"
+  std::string_view kernel{};         ///< empty: the planner's choice; else a name such as "forward/sm90"
   bool backward_follows = false;  ///< CUDA: the first forward starts to compile what backward will need, in the background
   PreparedMask prepared_mask{};   ///< of prepare_mask, for the same pass; the workspace is smaller then
+  std::optional<TileSize> tile{};      ///< instead of the kernel's choice, for experiments
+  std::optional<BackwardPart> part{};  ///< instead of the whole pass; backward/sm90 has parts
 };
 
 /// out = softmax(score(q, k)) v, and lse.

@@ -49,6 +49,12 @@ enum {
   FLASH_ATTENTION_STANDARD_FORWARD = 2,
   FLASH_ATTENTION_STANDARD_BACKWARD = 3
 };
+enum {
+  FLASH_ATTENTION_PART_WHOLE = 0, /* part: BackwardPart of plan.h */
+  FLASH_ATTENTION_PART_ROWS = 1,
+  FLASH_ATTENTION_PART_BLOCK = 2,
+  FLASH_ATTENTION_PART_DQ = 3
+};
 
 /* Strides in elements; INT64_MIN = dense. */
 typedef struct flash_attention_strides {
@@ -126,6 +132,9 @@ typedef struct flash_attention_options {
   const char* kernel;        /* NULL = the planner's choice */
   const void* prepared_mask; /* NULL = none; flash_attention_prepare_mask */
   uint64_t prepared_mask_stamp;
+  int32_t tile_q, tile_kv; /* 0 = the kernel's choice */
+  int32_t part;            /* of a backward pass */
+  int32_t part_rows, part_first, part_number;
 } flash_attention_options;
 
 /* AppendProblem and AppendBuffers of append.h. */

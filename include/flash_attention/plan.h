@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -39,6 +40,29 @@ class LaunchConfig {
 
 /// C++ source: "ForwardConfig{.features = {...}, .head_dim = 64, ...}"; empty if there is none.
 FLASH_ATTENTION_API std::string to_source(const LaunchConfig& config);
+
+/// A tile of the score matrix.
+struct TileSize {
+  int block_q = 0;   ///< queries
+  int block_kv = 0;  ///< keys
+
+  friend bool operator==(const TileSize&, const TileSize&) = default;
+};
+
+/// A part of a backward pass over blocks of keys. All parts share one workspace, and in it one sum of dQ.
+struct BackwardPart {
+  enum class Kind : std::uint8_t {
+    rows,   ///< first: statistics of `rows` rows, whose sums of dQ become 0
+    block,  ///< dK and dV of one block, whose queries are rows `first`, `first` + 1, ... of these, and its share of dQ
+    dq,     ///< last: dQ of the rows
+  };
+  Kind kind = Kind::rows;
+  int rows = 0;    ///< of the pass
+  int first = 0;   ///< of a block
+  int number = 0;  ///< of a block: blocks may run at once
+
+  friend bool operator==(const BackwardPart&, const BackwardPart&) = default;
+};
 
 /// One GPU kernel launch: which unit of kernels/, how it is configured, how large.
 struct Launch {
@@ -127,9 +151,10 @@ struct Plan {
 };
 
 /// The best kernel for the problem on that device. Pure: no driver call, no environment, no globals.
-/// `kernel` names one to use instead of the best. Throws Error(invalid_argument | unsupported).
+/// `kernel`, `tile` and `part` are those of Options. Throws Error(invalid_argument | unsupported).
 FLASH_ATTENTION_API Plan make_plan(const Problem& problem, Pass pass, const DeviceInfo& device,
-                                   std::string_view kernel = {});
+                                   std::string_view kernel = {}, std::optional<TileSize> tile = {},
+                                   std::optional<BackwardPart> part = {});
 
 /// A kernel the library has, and what it can do.
 struct KernelSummary {

@@ -8,6 +8,7 @@
 #include <string>
 #include <string_view>
 
+#include "flash_attention/dtype.h"
 #include "flash_attention/export.h"
 #include "flash_attention/standard.h"
 
@@ -15,9 +16,6 @@ namespace flash_attention {
 
 /// The largest head_dim and head_dim_v.
 constexpr std::int64_t max_head_dim = 576;
-
-/// The last three are for K and V alone, float8 for Q, too, with K and V of the same type.
-enum class Dtype : std::uint8_t { float32, float16, bfloat16, float8_e4m3, float8_e5m2, int8 };
 
 /// Which elements of an 8-bit tensor share a scale; an element is worth code * scale.
 enum class ScaleKind : std::uint8_t {

@@ -1,8 +1,14 @@
 // flash_attention._core: Python's tensors in, the library's calls out. Everything that decides is on either side.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+
+#include <optional>
+#include <tuple>
 
 #include "call/call.h"
 #include "call/kept_masks.h"
+#include "checks.h"
 #include "diagnosis.h"
 #include "eager.h"
 #include "errors.h"
@@ -56,6 +62,17 @@ void run(Call& call, bool backward, std::uintptr_t stream, nb::handle allocate, 
   call.run();
 }
 
+/// (kind, rows, first, number) of BackwardPart; None: the whole pass.
+std::optional<BackwardPart> part_of(nb::handle given) {
+  if (given.is_none()) return std::nullopt;
+  using Kind = BackwardPart::Kind;
+  const auto [kind, rows, first, number] = nb::cast<std::tuple<std::string, int, int, int>>(given);
+  for (const auto& [name, value] : {std::pair{"rows", Kind::rows}, {"block", Kind::block}, {"dq", Kind::dq}}) {
+    if (kind == name) return BackwardPart{value, rows, first, number};
+  }
+  refuse_value("part", "got '" + kind + "', allowed: 'rows', 'block' and 'dq'");
+}
+
 /// The tensors of a program, in the form of ProgramArguments.
 nb::object captured_of(nb::handle program) {
   return program.is_none() ? nb::none() : nb::borrow(nb::cast<nb::tuple>(program)[1]);
@@ -77,9 +94,11 @@ void run_forward(nb::tuple tensors, nb::tuple options, nb::handle out, nb::handl
 }
 
 void run_backward(nb::tuple tensors, nb::tuple options, nb::tuple results, nb::tuple gradients, std::uint64_t seed,
-                  std::uint64_t offset, std::uintptr_t stream, nb::handle allocate, nb::handle program, nb::handle kept) {
+                  std::uint64_t offset, std::uintptr_t stream, nb::handle allocate, nb::handle program, nb::handle kept,
+                  nb::handle part) {
   const Slots slots = slots_of(tensors);
   Call call(slots, options_of(options));
+  call.options.part = part_of(part);
   const ProgramArguments captured(program, call);
   const Tensor result = tensor_of(results[0], "out"), log_sums = tensor_of(results[1], "lse");
   call.set_forward(result, log_sums, seed, offset);
@@ -94,8 +113,9 @@ void run_backward(nb::tuple tensors, nb::tuple options, nb::tuple results, nb::t
   run(call, true, stream, allocate, {kept, tensors, captured_of(program)});
 }
 
-std::string explain_call(nb::tuple tensors, nb::tuple options, bool backward, nb::handle program) {
+std::string explain_call(nb::tuple tensors, nb::tuple options, bool backward, nb::handle program, nb::handle part) {
   Call call(slots_of(tensors), options_of(options));
+  call.options.part = part_of(part);
   const ProgramArguments captured(program, call);
   call.choose(backward);
   return explain(call.problem, call.pass(backward), call.options);
@@ -135,8 +155,9 @@ NB_MODULE(_core, module) {
              "allocate"_a, "program"_a = nb::none(), "codes"_a = "", "latent"_a = false, "backward"_a = nb::none(),
              "kept"_a = nb::none());
   module.def("backward", run_backward, "tensors"_a, "options"_a, "results"_a, "gradients"_a, "seed"_a, "offset"_a,
-             "stream"_a, "allocate"_a, "program"_a = nb::none(), "kept"_a = nb::none());
-  module.def("explain", explain_call, "tensors"_a, "options"_a, "backward"_a, "program"_a = nb::none());
+             "stream"_a, "allocate"_a, "program"_a = nb::none(), "kept"_a = nb::none(), "part"_a = nb::none());
+  module.def("explain", explain_call, "tensors"_a, "options"_a, "backward"_a, "program"_a = nb::none(),
+             "part"_a = nb::none());
   module.def("prewarm", prewarm_call, "tensors"_a, "options"_a, "backward"_a);
   module.def("fill_dropout_mask", fill_dropout_mask, "out"_a, "seed"_a, "offset"_a, "dropout_p"_a);
   add_options(module);

@@ -8,8 +8,9 @@
 
 namespace flash_attention {
 
-Plan make_plan(const Problem& problem, Pass pass, const DeviceInfo& device, std::string_view kernel) {
-  return api::guarded([&] { return plan::choose(api::normalise(problem, pass), pass, device, kernel); });
+Plan make_plan(const Problem& problem, Pass pass, const DeviceInfo& device, std::string_view kernel,
+               std::optional<TileSize> tile, std::optional<BackwardPart> part) {
+  return api::guarded([&] { return plan::choose(api::normalise(problem, pass), pass, device, kernel, tile, part); });
 }
 
 std::vector<KernelSummary> kernels() {

@@ -5,6 +5,7 @@
 #include <array>
 #include <mutex>
 #include <new>
+#include <optional>
 #include <shared_mutex>
 #include <string>
 #include <unordered_map>
@@ -24,6 +25,8 @@ struct Key {
   Device device;
   int workers;  // threads of the CPU, SMs that the emulator was given: the plan is for them; 0 elsewhere
   std::string kernel;
+  std::optional<TileSize> tile;
+  std::optional<BackwardPart> part;
 };
 
 /// The same without owning the name, so that a hit allocates nothing.
@@ -33,15 +36,22 @@ struct KeyView {
   Device device;
   int workers;
   std::string_view kernel;
+  std::optional<TileSize> tile;
+  std::optional<BackwardPart> part;
 };
 
-KeyView view(const Key& key) { return {key.problem, key.pass, key.device, key.workers, key.kernel}; }
-KeyView view(const KeyView& key) { return key; }
+KeyView view(const Key& key) {
+  return {key.problem, key.pass, key.device, key.workers, key.kernel, key.tile, key.part};
+}
+const KeyView& view(const KeyView& key) { return key; }
+Key owned(const KeyView& key) {
+  return {key.problem, key.pass, key.device, key.workers, std::string(key.kernel), key.tile, key.part};
+}
 
 struct Hash {
   using is_transparent = void;
   std::size_t operator()(const auto& key) const {
-    const KeyView v = view(key);
+    const KeyView& v = view(key);
     const std::size_t rest = static_cast<std::size_t>(v.pass) + 8 * static_cast<std::size_t>(v.device.kind) +
                              64 * static_cast<std::size_t>(v.device.index) +
                              4096 * static_cast<std::size_t>(v.device.emulated_arch) +
@@ -53,9 +63,9 @@ struct Hash {
 struct Equal {
   using is_transparent = void;
   bool operator()(const auto& a, const auto& b) const {
-    const KeyView x = view(a), y = view(b);
+    const KeyView &x = view(a), &y = view(b);
     return x.pass == y.pass && x.device == y.device && x.workers == y.workers && x.kernel == y.kernel &&
-           x.problem == y.problem;
+           x.tile == y.tile && x.part == y.part && x.problem == y.problem;
   }
 };
 
@@ -86,7 +96,7 @@ class Recent {
     return prepared && Equal{}(known, key) ? &prepared : nullptr;
   }
   void remember(const KeyView& key, const std::shared_ptr<const Prepared>& prepared) {
-    entries_[slot(key.pass)] = {Key{key.problem, key.pass, key.device, key.workers, std::string(key.kernel)}, prepared};
+    entries_[slot(key.pass)] = {owned(key), prepared};
   }
 
  private:
@@ -136,12 +146,11 @@ std::shared_ptr<const Prepared> find_or_make(const KeyView& key) {
   DeviceInfo device = device_info(key.device);
   if (key.workers > 0) (backend_of(key.device).threads != nullptr ? device.threads : device.num_sms) = key.workers;
   const Problem normalised = normalise(key.problem, key.pass);
-  Plan plan = plan::choose(normalised, key.pass, device, key.kernel);
+  Plan plan = plan::choose(normalised, key.pass, device, key.kernel, key.tile, key.part);
   auto prepared = std::make_shared<const Prepared>(key.problem, normalised, std::move(plan), device);
   const std::unique_lock lock(c.mutex);
   if (c.entries.size() >= Cache::capacity) c.entries.clear();
-  return c.entries.try_emplace(Key{key.problem, key.pass, key.device, key.workers, std::string(key.kernel)}, prepared)
-      .first->second;
+  return c.entries.try_emplace(owned(key), prepared).first->second;
 }
 
 }  // namespace
@@ -149,7 +158,8 @@ std::shared_ptr<const Prepared> find_or_make(const KeyView& key) {
 std::shared_ptr<const Prepared> prepare(const Problem& problem, Pass pass, const Options& options) {
   const Backend& backend = backend_of(options.device);
   int (*const workers)() = backend.threads != nullptr ? backend.threads : backend.num_sms;
-  const KeyView key{problem, pass, options.device, workers != nullptr ? workers() : 0, options.kernel};
+  const KeyView key{problem,        pass,         options.device, workers != nullptr ? workers() : 0,
+                    options.kernel, options.tile, options.part};
   Recent* last = recent();
   if (const auto* found = last != nullptr ? last->find(key) : nullptr) return *found;
   std::shared_ptr<const Prepared> prepared = find_or_make(key);
@@ -162,7 +172,7 @@ std::shared_ptr<const Prepared> prepare_to_run(const Problem& problem, Pass pass
   const auto fits = [&](const Prepared& prepared) { return prepared.plan.workspace_bytes <= options.workspace_bytes; };
   if (backend_of(options.device).threads == nullptr || options.workspace == nullptr || fits(*wanted)) return wanted;
   for (int threads = wanted->device.threads / 2; threads >= 1; threads /= 2) {
-    auto fewer = find_or_make({problem, pass, options.device, threads, options.kernel});
+    auto fewer = find_or_make({problem, pass, options.device, threads, options.kernel, options.tile, options.part});
     if (fits(*fewer)) return fewer;
   }
   return wanted;

@@ -20,7 +20,7 @@ void clear_rows(const TensorView& view, std::int64_t begin, std::int64_t end, in
 
 void clear_tails(const Call& call, bool backward) {
   if (call.cu_seqlens_q == nullptr) return;
-  const std::int64_t size = call.element == Element::float32 ? 4 : 2, begin_q = call.cu_seqlens_q[call.batch];
+  const std::int64_t size = call.dtype == Dtype::float32 ? 4 : 2, begin_q = call.cu_seqlens_q[call.batch];
   if (!backward) {
     clear_rows(call.out, begin_q, call.total_q, call.heads_q, call.head_dim_v, size);
     for (std::int64_t head = 0; call.lse != nullptr && head < call.heads_q; ++head) {

@@ -5,11 +5,10 @@
 
 #include <cstdint>
 
+#include "flash_attention/dtype.h"
 #include "launch/program_view.h"
 
 namespace flash_attention::cpu {
-
-enum class Element : std::uint8_t { float32, float16, bfloat16, byte, e4m3, e5m2, int8 };
 
 /// [batch, seq, heads, dim] with unit last stride; strides in elements. Packed: batch_stride is 0.
 struct TensorView {
@@ -22,7 +21,7 @@ struct TensorView {
 /// [batch, heads_q, seq_q, seq_kv] with unit last stride; a stride of 0 broadcasts. Null if there is none.
 struct ScoreView {
   char* data = nullptr;
-  Element element = Element::float32;
+  Dtype dtype = Dtype::float32;  // of a bias; masks are bytes
   std::int64_t batch_stride = 0;
   std::int64_t head_stride = 0;
   std::int64_t q_stride = 0;
@@ -38,11 +37,11 @@ struct ScaleView {
 
 /// One call of attention. The same for every kernel.
 struct Call {
-  Element element = Element::float32;
+  Dtype dtype = Dtype::float32;
   TensorView q, k, v, out;
-  Element query_element = Element::float32;  // of q: that of all, or codes of 8 bits
-  Element key_element = Element::float32;    // of k and v: that of all, or float32 where they are copies
-  TensorView k_source, v_source;             // what the copies are made from; null: none are made
+  Dtype q_dtype = Dtype::float32;   // of q: that of all, or codes of 8 bits
+  Dtype kv_dtype = Dtype::float32;  // of k and v: that of all, or float32 where they are copies
+  TensorView k_source, v_source;    // what the copies are made from; null: none are made
   ScaleView q_scale, k_scale, v_scale;
   bool token_scales = false;  // they are of rows
   TensorView dout, dq, dk, dv;

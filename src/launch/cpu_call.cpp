@@ -10,37 +10,20 @@
 namespace flash_attention::cpu {
 namespace {
 
-Element element_of(Dtype dtype) {
-  switch (dtype) {
-    case Dtype::float16:
-      return Element::float16;
-    case Dtype::bfloat16:
-      return Element::bfloat16;
-    case Dtype::float8_e4m3:
-      return Element::e4m3;
-    case Dtype::float8_e5m2:
-      return Element::e5m2;
-    case Dtype::int8:
-      return Element::int8;
-    case Dtype::float32:
-      break;
-  }
-  return Element::float32;
-}
-
 TensorView view(const void* data, const Strides& strides, bool packed = false) {
   return {static_cast<char*>(const_cast<void*>(data)), packed ? 0 : strides.batch, strides.seq, strides.head};
 }
 
-ScoreView view(const void* data, const ScoreTensor& tensor, Element element) {
+ScoreView view(const void* data, const ScoreTensor& tensor) {
   if (!tensor.present) return {};
-  return {static_cast<char*>(const_cast<void*>(data)), element, tensor.batch_stride, tensor.head_stride, tensor.q_stride};
+  return {static_cast<char*>(const_cast<void*>(data)), tensor.dtype, tensor.batch_stride, tensor.head_stride,
+          tensor.q_stride};
 }
 
 /// dbias is dense, with extent 1 where the bias broadcasts.
 ScoreView dbias_view(const Problem& problem, void* dbias) {
   if (!problem.bias.present || dbias == nullptr) return {};
-  ScoreView gradient{.data = static_cast<char*>(dbias), .element = element_of(problem.bias.dtype)};
+  ScoreView gradient{.data = static_cast<char*>(dbias), .dtype = problem.bias.dtype};
   std::int64_t size = problem.seq_kv;
   if (problem.bias.q_stride != 0) gradient.q_stride = size, size *= problem.seq_q;
   if (problem.bias.head_stride != 0) gradient.head_stride = size, size *= problem.heads_q;
@@ -56,7 +39,7 @@ void copy_keys(const Problem& problem, const Plan& plan, const Options& options,
     return TensorView{static_cast<char*>(options.workspace) + plan::offset_of(plan, region),
                       problem.packed ? 0 : problem.heads_kv * head, stride, head};
   };
-  call.key_element = Element::float32;
+  call.kv_dtype = Dtype::float32;
   call.k_source = call.k;
   call.v_source = call.v;
   call.k = view_of_copy(plan::CpuRegion::copied_K, problem.head_dim);
@@ -67,7 +50,7 @@ void copy_keys(const Problem& problem, const Plan& plan, const Options& options,
 
 Call make_call(const Problem& problem, const Plan& plan, int block_q, const Buffers& buffers, const Options& options) {
   Call call;
-  call.element = element_of(problem.dtype);
+  call.dtype = problem.dtype;
   call.q = view(buffers.q, problem.q_strides, problem.packed);
   call.k = view(buffers.k, problem.k_strides);  // packed: normalise() made the batch stride 0
   call.v = view(buffers.v, problem.v_strides);
@@ -96,8 +79,8 @@ Call make_call(const Problem& problem, const Plan& plan, int block_q, const Buff
     call.page_size = problem.page_size;
   }
 
-  call.bias = view(buffers.bias, problem.bias, element_of(problem.bias.dtype));
-  call.mask = view(buffers.mask, problem.mask, Element::byte);
+  call.bias = view(buffers.bias, problem.bias);
+  call.mask = view(buffers.mask, problem.mask);
   if (problem.hidden_rows.bounds != 0) {
     call.hidden_rows = buffers.hidden_rows;
     call.hidden_bounds = problem.hidden_rows.bounds;
@@ -106,8 +89,10 @@ Call make_call(const Problem& problem, const Plan& plan, int block_q, const Buff
   }
   if (problem.block_mask.block_q != 0) {
     const BlockMask& blocks = problem.block_mask;
-    call.block_mask = {reinterpret_cast<char*>(const_cast<std::uint8_t*>(buffers.block_mask)), Element::byte,
-                       blocks.batch_stride, blocks.head_stride, blocks.q_stride};
+    call.block_mask = {.data = reinterpret_cast<char*>(const_cast<std::uint8_t*>(buffers.block_mask)),
+                       .batch_stride = blocks.batch_stride,
+                       .head_stride = blocks.head_stride,
+                       .q_stride = blocks.q_stride};
     call.mask_block_q = static_cast<int>(blocks.block_q);
     call.mask_block_kv = static_cast<int>(blocks.block_kv);
   }
@@ -115,8 +100,8 @@ Call make_call(const Problem& problem, const Plan& plan, int block_q, const Buff
   call.alibi_batch_stride = problem.alibi_batch_stride;
   if (problem.sink) call.sink = buffers.sink;
 
-  call.query_element = element_of(*problem.q_dtype);
-  call.key_element = element_of(*problem.kv_dtype);
+  call.q_dtype = *problem.q_dtype;
+  call.kv_dtype = *problem.kv_dtype;
   const auto scales = [](const float* data, const Strides& s) { return ScaleView{data, s.batch, s.seq, s.head}; };
   if (problem.q_scales != ScaleKind::none) call.q_scale = scales(buffers.q_scale, problem.q_scale_strides);
   if (problem.kv_scales != ScaleKind::none) {

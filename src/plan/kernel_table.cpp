@@ -114,10 +114,9 @@ std::string names_of(const Rows& rows) {
 
 }  // namespace
 
-Plan choose(const Problem& problem, Pass pass, const DeviceInfo& device, std::string_view asked) {
-  const auto [kernel, tile, part] = parse_kernel(asked);
-  Request request = make_request(problem, device);
-  request.tile = tile, request.part = part;
+Plan choose(const Problem& problem, Pass pass, const DeviceInfo& device, std::string_view kernel,
+            std::optional<TileSize> tile, std::optional<BackwardPart> part) {
+  const Request request = make_request(problem, device, tile, part);
   const bool gpu = device_traits(device.device).gpu_kernels;
   const Rows& rows = rows_of(pass, gpu);
   Answers answers(request, gpu);

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -72,6 +73,7 @@ constexpr std::int64_t max_invariant_keys = 524288;
 bool decode_serves_invariant(const Request& request);
 
 /// The planner proper: the problem is validated and normalised.
-Plan choose(const Problem& problem, Pass pass, const DeviceInfo& device, std::string_view asked);
+Plan choose(const Problem& problem, Pass pass, const DeviceInfo& device, std::string_view kernel,
+            std::optional<TileSize> tile, std::optional<BackwardPart> part);
 
 }  // namespace flash_attention::plan

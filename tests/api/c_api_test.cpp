@@ -113,6 +113,32 @@ TEST(CApi, BadStructsAreRefused) {
   EXPECT_EQ(c.forward(), FLASH_ATTENTION_INVALID_ARGUMENT);
 }
 
+/// By the emulator's plan: to ask compiles nothing.
+TEST(CApi, TilesAndPartsOfAPassAreFieldsOfTheOptions) {
+  Call c;
+  c.options.device_kind = FLASH_ATTENTION_EMULATOR;
+  c.problem.dtype = FLASH_ATTENTION_BFLOAT16;
+  const auto explained = [&](int32_t pass) {
+    char text[4000] = "";
+    const bool ok =
+        flash_attention_explain(&c.problem, pass, &c.options, text, sizeof text, nullptr) == FLASH_ATTENTION_OK;
+    return std::string(ok ? text : flash_attention_last_error());
+  };
+  const auto has = [](const std::string& text, const char* part) { return text.find(part) != std::string::npos; };
+  c.options.kernel = "forward/sm90", c.options.tile_q = 128, c.options.tile_kv = 32;
+  EXPECT_TRUE(has(explained(FLASH_ATTENTION_FORWARD), "128 queries x 32 keys")) << explained(FLASH_ATTENTION_FORWARD);
+  c.options.tile_q = 0;
+  EXPECT_TRUE(has(explained(FLASH_ATTENTION_FORWARD), "tile: got (0, 32), allowed: queries and keys"));
+  c.options.tile_kv = 0;
+  c.options.kernel = "backward/sm80", c.options.part = FLASH_ATTENTION_PART_DQ;
+  c.options.part_rows = static_cast<int32_t>(c.problem.seq_q);
+  EXPECT_TRUE(has(explained(FLASH_ATTENTION_BACKWARD), "backward/sm80: does no parts of a pass"));
+  c.options.part_first = -1;
+  EXPECT_TRUE(has(explained(FLASH_ATTENTION_BACKWARD), "part: got negative"));
+  c.options.part = FLASH_ATTENTION_PART_DQ + 1;
+  EXPECT_TRUE(has(explained(FLASH_ATTENTION_BACKWARD), "part: got 4; allowed are 0 to 3"));
+}
+
 TEST(CApi, AnOlderCallerKeepsWorking) {
   Call c;
   c.problem.size = offsetof(flash_attention_problem, sink);  // a header without the last fields

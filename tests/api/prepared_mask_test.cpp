@@ -86,7 +86,7 @@ INSTANTIATE_TEST_SUITE_P(
         Change{"top_left", [](MaskedCall& c) { c.problem.alignment = Alignment::top_left, c.problem.seq_q = 299; }},
         Change{"two_bounds", [](MaskedCall& c) { c.problem.hidden_rows.bounds = 2; }},
         Change{"of_heads", [](MaskedCall& c) { c.problem.hidden_rows.head_stride = 300; }},
-        Change{"other_tile", [](MaskedCall& c) { c.options.kernel = "forward/sm90@128x64"; }},
+        Change{"other_tile", [](MaskedCall& c) { c.options.tile = TileSize{128, 64}; }},
         Change{"other_kernel", [](MaskedCall& c) { c.options.kernel = "forward/portable"; }},
         Change{"no_map", [](MaskedCall& c) { c.problem.hidden_rows = {}, c.buffers.hidden_rows = nullptr; }},
         Change{"no_stamp", [](MaskedCall& c) { c.options.prepared_mask.stamp = 0; }},

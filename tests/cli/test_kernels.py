@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+from unittest.mock import ANY
 
 import pytest
 
@@ -78,6 +79,9 @@ def test_a_tile_can_be_set_and_is_refused_by_name(command):
     words = ["plan", "--device", "cuda", "--arch", "sm_80", "--dtype", "bf16", "--head-dim", "64"]
     plan = command.json(*words, "--tile", "32,96")["plan"]
     assert (plan["kernel"], plan["block_q"], plan["block_kv"]) == ("forward/sm80", 32, 96)
+    for kernel in ("forward/sm80@32x96", "@32x96"):
+        assert command.json(*words, "--kernel", kernel)["plan"] == plan | {"candidates": ANY}
+    assert "NAME@QxKV: got '32', allowed: two whole numbers" in command(*words, "--kernel", "@32", code=2).stderr
     assert "tile: got (48, 64), allowed are 32, 64 and 128 queries" in command(*words, "--tile", "48,64", code=2).stderr
     assert "--tile: got '48', allowed: two whole numbers" in command(*words, "--tile", "48", code=2).stderr
 

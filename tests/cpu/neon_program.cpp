@@ -32,8 +32,8 @@ struct Tensor {
   TensorView view;
 };
 
-std::uint16_t to_half(Element element, float x) {
-  if (element == Element::float16) {
+std::uint16_t to_half(Dtype element, float x) {
+  if (element == Dtype::float16) {
     const __fp16 half = static_cast<__fp16>(x);
     std::uint16_t bits;
     std::memcpy(&bits, &half, 2);
@@ -44,15 +44,15 @@ std::uint16_t to_half(Element element, float x) {
   return static_cast<std::uint16_t>(bits >> 16);
 }
 
-float to_float(Element element, const char* from) {
-  if (element == Element::float32) {
+float to_float(Dtype element, const char* from) {
+  if (element == Dtype::float32) {
     float x;
     std::memcpy(&x, from, 4);
     return x;
   }
   std::uint16_t bits;
   std::memcpy(&bits, from, 2);
-  if (element == Element::float16) {
+  if (element == Dtype::float16) {
     __fp16 half;
     std::memcpy(&half, &bits, 2);
     return static_cast<float>(half);
@@ -63,8 +63,8 @@ float to_float(Element element, const char* from) {
   return x;
 }
 
-Tensor random_tensor(Element element, std::int64_t seq, std::int64_t heads, std::int64_t width, unsigned seed) {
-  const std::size_t size = element == Element::float32 ? 4 : 2;
+Tensor random_tensor(Dtype element, std::int64_t seq, std::int64_t heads, std::int64_t width, unsigned seed) {
+  const std::size_t size = element == Dtype::float32 ? 4 : 2;
   Tensor tensor;
   tensor.bytes.resize(static_cast<std::size_t>(seq * heads * width) * size);
   std::mt19937 random(seed);
@@ -86,9 +86,9 @@ void run(const KernelTable& table, const Step* steps, const Call& call) {
   }
 }
 
-void compare(const std::string& name, Element element, const Tensor& got, const Tensor& want) {
-  const std::size_t size = element == Element::float32 ? 4 : 2;
-  const double allowed = element == Element::float32 ? 2e-5 : element == Element::float16 ? 2e-3 : 2e-2;
+void compare(const std::string& name, Dtype element, const Tensor& got, const Tensor& want) {
+  const std::size_t size = element == Dtype::float32 ? 4 : 2;
+  const double allowed = element == Dtype::float32 ? 2e-5 : element == Dtype::float16 ? 2e-3 : 2e-2;
   double worst = 0;
   for (std::size_t i = 0; i < got.bytes.size(); i += size) {
     const double x = to_float(element, got.bytes.data() + i), y = to_float(element, want.bytes.data() + i);
@@ -98,12 +98,12 @@ void compare(const std::string& name, Element element, const Tensor& got, const 
 }
 
 /// One call with many options at once, forward and backward.
-void check_attention(Element element, bool options, std::int64_t queries) {
+void check_attention(Dtype element, bool options, std::int64_t queries) {
   const std::string name = "element " + std::to_string(static_cast<int>(element)) + (options ? ", options" : "") + ", " +
                            std::to_string(queries) + " queries";
   Tensor q = random_tensor(element, queries, heads_q, dim, 1), k = random_tensor(element, seq_kv, heads_kv, dim, 2);
   Tensor v = random_tensor(element, seq_kv, heads_kv, dim_v, 3), dout = random_tensor(element, queries, heads_q, dim_v, 4);
-  Tensor bias = random_tensor(Element::float32, queries, 1, seq_kv, 5);
+  Tensor bias = random_tensor(Dtype::float32, queries, 1, seq_kv, 5);
   std::vector<std::uint8_t> mask(static_cast<std::size_t>(seq_kv), 1);
   for (std::size_t j = 0; j < mask.size(); j += 5) mask[j] = 0;
   const std::vector<float> slopes{0.1f, 0.2f, 0.3f, 0.4f}, sink{0.5f, -1, 2, 0};
@@ -118,7 +118,7 @@ void check_attention(Element element, bool options, std::int64_t queries) {
              random_tensor(element, seq_kv, heads_kv, dim, 8), random_tensor(element, seq_kv, heads_kv, dim_v, 9),
              std::vector<float>(static_cast<std::size_t>(heads_q * queries))};
     Call call;
-    call.element = call.key_element = element;
+    call.dtype = call.kv_dtype = element;
     call.q = q.view, call.k = k.view, call.v = v.view, call.out = o.out.view, call.dout = dout.view;
     call.dq = o.dq.view, call.dk = o.dk.view, call.dv = o.dv.view;
     call.lse = o.lse.data();
@@ -130,8 +130,8 @@ void check_attention(Element element, bool options, std::int64_t queries) {
     call.workspace = workspace.data();
     if (options) {
       call.softcap = 20;
-      call.bias = {bias.bytes.data(), Element::float32, 0, 0, seq_kv};
-      call.mask = {reinterpret_cast<char*>(mask.data()), Element::byte, 0, 0, 0};
+      call.bias = {bias.bytes.data(), Dtype::float32, 0, 0, seq_kv};
+      call.mask = {.data = reinterpret_cast<char*>(mask.data())};
       call.alibi_slopes = slopes.data();
       call.sink = sink.data();
       call.dropout = true;
@@ -168,7 +168,7 @@ void check_exp2() {
 
 int main() {
   check_exp2();
-  for (const Element element : {Element::float32, Element::float16, Element::bfloat16}) {
+  for (const Dtype element : {Dtype::float32, Dtype::float16, Dtype::bfloat16}) {
     for (const bool options : {false, true}) {
       for (const std::int64_t queries : {std::int64_t{2}, std::int64_t{4}, seq_q})
         check_attention(element, options, queries);

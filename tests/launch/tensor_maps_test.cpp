@@ -69,7 +69,7 @@ TEST(Maps, EveryTensorHasItsOwnSizesAndStrides) {
 TEST(Maps, WideHeadsHaveAllChunksInABox) {
   struct Wide {
     std::int64_t dim_v;
-    const char* tile;
+    TileSize tile;
     int rank;
     std::uint64_t chunks;       // of the tensor
     std::uint32_t rows, boxed;  // of a box; with rank 4 its third dimension is the head
@@ -77,8 +77,8 @@ TEST(Maps, WideHeadsHaveAllChunksInABox) {
   const DeviceInfo gpu{.device = {.kind = DeviceKind::cuda}, .arch = 90, .num_sms = 132, .shared_bytes = 232448};
   const Buffers b{.v = reinterpret_cast<void*>(0x300)};
   for (const Wide& w :
-       {Wide{512, "@64x128", 5, 8, 16, 8}, Wide{512, "@128x128", 5, 8, 16, 4}, Wide{320, "@64x128", 5, 5, 16, 6},
-        Wide{192, "@128x128", 5, 3, 32, 2}, Wide{328, "@64x128", 4, 3, 16, 1}}) {
+       {Wide{512, {64, 128}, 5, 8, 16, 8}, Wide{512, {128, 128}, 5, 8, 16, 4}, Wide{320, {64, 128}, 5, 5, 16, 6},
+        Wide{192, {128, 128}, 5, 3, 32, 2}, Wide{328, {64, 128}, 4, 3, 16, 1}}) {
     const Problem p = api::normalise({.batch = 2,
                                       .seq_q = 256,
                                       .seq_kv = 500,
@@ -88,7 +88,7 @@ TEST(Maps, WideHeadsHaveAllChunksInABox) {
                                       .head_dim_v = w.dim_v,
                                       .dtype = Dtype::bfloat16},
                                      Pass::forward);
-    const Plan plan = make_plan(p, Pass::forward, gpu, std::string("forward/sm90") + w.tile);
+    const Plan plan = make_plan(p, Pass::forward, gpu, "forward/sm90", w.tile);
     const launch::TensorMapSpec v = launch::tensor_maps(plan, b, nullptr).specs[2];
     EXPECT_EQ(v.rank, w.rank) << w.dim_v;
     EXPECT_EQ(v.sizes[2], w.chunks) << w.dim_v;  // with rank 4: heads

@@ -1,6 +1,7 @@
 #include "call/call.h"
 
 #include <algorithm>
+#include <cstdio>
 
 #include "checks.h"
 
@@ -24,12 +25,26 @@ Precision precision_of(std::string_view name, const Tensor& q) {
   return q.precision;
 }
 
+/// The tile of "NAME@QxKV"; none without the mark.
+std::optional<TileSize> tile_of(const std::string& kernel) {
+  const std::size_t mark = kernel.find('@');
+  if (mark == std::string::npos) return std::nullopt;
+  const std::string text = kernel.substr(mark + 1);
+  TileSize tile;
+  char rest = 0;
+  if (std::sscanf(text.c_str(), "%dx%d%c", &tile.block_q, &tile.block_kv, &rest) != 2) {
+    refuse_value("tile", "got '" + text + "', allowed: queries and keys, such as 128x64");
+  }
+  return tile;
+}
+
 }  // namespace
 
 Call::Call(const Slots& tensors, const CallOptions& given, const std::string& codes, bool latent)
     : standard_(given.standard),
       invariant_(given.kernel == "invariant"),  // no kernel has that name: it takes the place of one
-      kernel_(invariant_ ? "" : given.kernel) {
+      kernel_(invariant_ ? "" : given.kernel.substr(0, given.kernel.find('@'))),
+      tile_(tile_of(given.kernel)) {
   const Tensor &q = tensors[Slot::q], &k = tensors[Slot::k], &v = tensors[Slot::v];
   const bool packed = tensors[Slot::cu_seqlens_q].present();
   if (packed) {
@@ -39,7 +54,7 @@ Call::Call(const Slots& tensors, const CallOptions& given, const std::string& co
   }
   options.device = q.device;
   options.stream = q.stream;
-  options.kernel = kernel_;
+  options.kernel = kernel_, options.tile = tile_;
   const bool paged = tensors[Slot::page_table].present();
   const bool narrow_queries = !codes.empty() && q.dtype.bits == 8;
   for (const Tensor* tensor : {&q, &k, &v}) {
@@ -208,21 +223,17 @@ Pass Call::pass(bool backward) const {
 }
 
 void Call::choose(bool backward) {
-  options.kernel = kernel_;
+  options.kernel = kernel_, options.tile = tile_;
   if (kernel_.empty()) {
+    if (backward) options.tile = {};  // a tile without a name is forward's
     return;
   }
-  const std::string name = kernel_.substr(0, kernel_.find('@'));  // a tile may follow; without a name it is forward's
-  bool known = name.empty() && backward;
+  bool known = false;
   for (const KernelSummary& kernel : kernels()) {
-    if (kernel.name == name && kernel.pass == pass(backward)) {
-      return;
-    }
-    known = known || kernel.name == name;
+    if (kernel.name == kernel_ && kernel.pass == pass(backward)) return;
+    known = known || kernel.name == kernel_;
   }
-  if (known) {
-    options.kernel = {};
-  }
+  if (known) options.kernel = {}, options.tile = {};
 }
 
 std::size_t Call::plan(bool backward) {

@@ -54,6 +54,7 @@ class Call {
   /// `codes`: what the bytes of K and V are, where they are of 8 bits, and those of Q where it has bytes,
   /// too: then the type of out is the problem's. `latent`: K has the columns of a key behind its
   /// value.
+  /// `given.kernel`: "", NAME, NAME@QxKV or @QxKV, a tile of Q queries and KV keys.
   Call(const Slots& tensors, const CallOptions& given, const std::string& codes = {}, bool latent = false);
   Call(const Call&) = delete;  // options.kernel points into it
 
@@ -61,7 +62,7 @@ class Call {
   void set_gradients(const Gradients& gradients);
 
   Pass pass(bool backward) const;
-  void choose(bool backward);       ///< a kernel named for the other pass is none of this one: the planner chooses
+  void choose(bool backward);  ///< a kernel or tile of the other pass is none of this one: the planner chooses
   std::size_t plan(bool backward);  ///< the bytes of workspace that it needs
   void set_workspace(void* memory, std::size_t bytes);  ///< `memory` has workspace_alignment bytes more than `bytes`
   void run() const;                                     ///< as planned
@@ -91,6 +92,7 @@ class Call {
   bool standard_ = false;
   bool invariant_ = false;
   std::string kernel_;
+  std::optional<TileSize> tile_;
   std::optional<PlannedCall> planned_;
 };
 

@@ -36,8 +36,8 @@ def _are_parts(call, blocks, q, k, v):
             count = block.kv[1] - block.kv[0]
             rows = q[:, slice(*block.q)]
             tensors, options = call.bind(block, rows, k[:, :count], v[:, :count], None, None)
-            part = f"{_KERNEL}@block:{q.shape[1]}+{block.q[0]}/{number}"
-            _core.explain(tensors, options._replace(kernel=part), True)
+            part = ("block", q.shape[1], block.q[0], number)
+            _core.explain(tensors, options._replace(kernel=_KERNEL), True, part=part)
     except (NotImplementedError, ValueError):
         return False
     return True
@@ -81,7 +81,7 @@ class SharedSums:
         found = torch.empty_like(k), torch.empty_like(v)
         dout = self.rest[1][0][:, begin:end]
         some = (results[0][:, begin:end], self.lse[block.q]), dout, None, self.dq[:, begin:end]
-        self._run(f"block:{self.rows}+{begin}/{self.number}", tensors, options, *some, *found)
+        self._run(("block", self.rows, begin, self.number), tensors, options, *some, *found)
         self.number += 1
         return *found, None, None
 
@@ -94,13 +94,13 @@ class SharedSums:
         block = Block((0, self.rows), (0, 1), ((0, 1),))
         tensors, options = self.call.bind(block, self.q, *self.keys, None, None)
         found = (torch.empty_like(tensor) for tensor in self.keys)
-        self._run(f"{part}:{self.rows}", tensors, options, (out, lse.contiguous()), dout, dlse, self.dq, *found)
+        self._run((part, self.rows, 0, 0), tensors, options, (out, lse.contiguous()), dout, dlse, self.dq, *found)
 
     def _run(self, part, tensors, options, results, dout, dlse, dq, dk, dv):
         tensors, stream = (tensors, 0) if ops.HAS_EXCHANGE else ops.detached(tensors)
         dlse = None if dlse is None else dlse.contiguous()
-        options = options._replace(kernel=f"{_KERNEL}@{part}")
-        _core.backward(tensors, options, results, (dout, dlse, dq, dk, dv, None, None), 0, 0, stream, self._workspace)
+        options, found = options._replace(kernel=_KERNEL), (dout, dlse, dq, dk, dv, None, None)
+        _core.backward(tensors, options, results, found, 0, 0, stream, self._workspace, part=part)
 
     def _workspace(self, size):
         if self.memory is None:

@@ -194,6 +194,11 @@ Options options_of(const flash_attention_options* given) {
   o.seed = c.seed, o.offset = c.offset;
   if (c.kernel != nullptr) o.kernel = c.kernel;
   o.prepared_mask = {c.prepared_mask, c.prepared_mask_stamp};
+  if (c.tile_q != 0 || c.tile_kv != 0) o.tile = TileSize{c.tile_q, c.tile_kv};
+  if (enumerator("part", c.part, FLASH_ATTENTION_PART_DQ) != FLASH_ATTENTION_PART_WHOLE) {
+    const auto kind = static_cast<BackwardPart::Kind>(c.part - FLASH_ATTENTION_PART_ROWS);
+    o.part = {kind, c.part_rows, c.part_first, c.part_number};
+  }
   return o;
 }
 

@@ -40,7 +40,7 @@ struct BackwardScratch {
 };
 
 inline void copy_rows(const Call& call, const RowBlock& block, const TensorView& tensor, int columns, float* to) {
-  with_element(call.element, [&](auto type) {
+  with_element(call.dtype, [&](auto type) {
     using T = decltype(type);
     const int stride = round_up(columns, vector_lanes);
     for (int row = 0; row < block.rows; ++row) {
@@ -137,7 +137,7 @@ inline void ask_for_rows(const Call& call, const RowBlock& block) {
   for (int row = 0; row < block.rows; ++row) {
     const auto ask = [&](const TensorView& tensor, int columns) {
       const char* begin = block.row(call, tensor, row);
-      for (int byte = 0; byte < columns * size_of(call.element); byte += 64) __builtin_prefetch(begin + byte, 0, 2);
+      for (int byte = 0; byte < columns * bytes_of(call.dtype); byte += 64) __builtin_prefetch(begin + byte, 0, 2);
     };
     ask(call.q, call.head_dim);
     ask(call.dout, call.head_dim_v);

@@ -90,11 +90,11 @@ inline void write_keys(const Call& call, const RowBlock& block, const Tile& tile
                                                 .vectors = stride / vector_lanes});
     add_nonfinite_rows(safe, W, {block_kv, 1}, tile.count, sums, {sums_stride, 1}, columns);
   };
-  if (call.element == Element::float32 && columns == stride) {
+  if (call.dtype == Dtype::float32 && columns == stride) {
     return sum_rows(key_row<Float32>(call, block, to, tile.begin), to.seq_stride);
   }
   sum_rows(scratch.sums, stride);
-  with_element(call.element, [&](auto type) {
+  with_element(call.dtype, [&](auto type) {
     using T = decltype(type);
     auto* row = key_row<T>(call, block, to, tile.begin);
     for (int key = 0; key < tile.count; ++key, row += to.seq_stride) {
@@ -116,7 +116,7 @@ struct PrefetchBoth {
  private:
   static NextTile ahead(const Call& call, const RowBlock& block, const TensorView& tensor, int columns,
                         std::int64_t begin) {
-    const int lines = (columns * size_of(call.element) + 63) / 64;  // of a row
+    const int lines = (columns * bytes_of(call.dtype) + 63) / 64;  // of a row
     const std::int64_t steps = ceil_div(block_kv * block.rows, vector_lanes);
     const RowPrefetch rows = prefetch_of_rows(call, block, tensor, columns, 1, begin, begin + block_kv);
     return {rows, rows, static_cast<int>(ceil_div(block_kv * lines, steps)), 0};
@@ -187,7 +187,7 @@ inline void backward_decode(const Call& call, std::int64_t item, void* memory) {
     if (tile.seen == Seen::none) {
       clear_keys(call, block, begin, begin + tile.count);
     } else if (tile.weighted) {
-      with_element(call.element, [&](auto type) { backward_in_place<decltype(type)>(call, block, tile, scratch, next); });
+      with_element(call.dtype, [&](auto type) { backward_in_place<decltype(type)>(call, block, tile, scratch, next); });
     } else {
       backward_behind_mask(call, block, tile, scratch, next);
     }

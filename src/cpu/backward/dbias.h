@@ -71,7 +71,7 @@ inline void dbias(const Call& call, std::int64_t item, void* memory) {
 
   const int keys = static_cast<int>(smaller<std::int64_t>(block_kv, call.seq_kv - begin));
   const int rows = all_queries ? 1 : static_cast<int>(smaller<std::int64_t>(block_q, call.seq_q - block * block_q));
-  with_any_element(call.dbias.element, [&](auto type) {
+  with_any_element(call.dbias.dtype, [&](auto type) {
     using T = decltype(type);
     for (int row = 0; row < rows; ++row) {
       auto* to = reinterpret_cast<typename T::Stored*>(call.dbias.data) + batch * call.dbias.batch_stride +

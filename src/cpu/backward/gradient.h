@@ -14,7 +14,7 @@ struct RowTerms {
   alignas(64) float delta[block_q];  // dot(dO, O) - dlse: what the softmax's normalisation passes back
 
   void load_terms(const Call& call, const RowBlock& block) {
-    with_element(call.element, [&](auto type) {
+    with_element(call.dtype, [&](auto type) {
       using T = decltype(type);
       for (int lane = 0; lane < block.rows; ++lane) {
         const auto* dO = reinterpret_cast<const typename T::Stored*>(block.row(call, call.dout, lane));

@@ -52,7 +52,7 @@ inline void write_key_gradients(const Call& call, std::int64_t batch, int kv_hea
   const Sequence sequence(call, batch);
   const std::int64_t split_stride = sums.split_stride(call);
   const auto write = [&](const TensorView& tensor, int columns, float factor, const float* from) {
-    with_element(call.element, [&](auto type) {
+    with_element(call.dtype, [&](auto type) {
       using T = decltype(type);
       auto* to = reinterpret_cast<typename T::Stored*>(tensor.data) + batch * tensor.batch_stride +
                  (sequence.kv_begin + first) * tensor.seq_stride + kv_head * tensor.head_stride;
@@ -78,7 +78,7 @@ inline typename T::Stored* key_row(const Call& call, const RowBlock& block, cons
 /// dK and dV of keys that no row sees.
 inline void clear_keys(const Call& call, const RowBlock& block, std::int64_t begin, std::int64_t end) {
   const auto clear = [&](const TensorView& tensor, int columns) {
-    with_element(call.element, [&](auto type) {
+    with_element(call.dtype, [&](auto type) {
       using T = decltype(type);
       auto* row = key_row<T>(call, block, tensor, begin);
       for (std::int64_t key = begin; key < end; ++key, row += tensor.seq_stride) {

@@ -16,7 +16,7 @@ inline float* partial_dq(const Call& call, std::int64_t split, std::int64_t row)
 /// One row of dQ from `count` sums that are `distance` apart.
 inline void write_dq(const Call& call, const RowBlock& block, int row, const float* sums, int count,
                      std::int64_t distance) {
-  with_element(call.element, [&](auto type) {
+  with_element(call.dtype, [&](auto type) {
     using T = decltype(type);
     auto* to = reinterpret_cast<typename T::Stored*>(block.row(call, call.dq, row));
     for (int c = 0; c < call.head_dim; c += vector_lanes) {

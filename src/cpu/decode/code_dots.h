@@ -9,15 +9,14 @@
 namespace flash_attention::cpu {
 namespace {
 
-template <Element element>
+template <Dtype code>
 struct CodeDots : PairDots {
-  using Keys = Codes<element>;
-  static constexpr int code = static_cast<int>(element);
+  using Keys = Codes<code>;
   static constexpr int columns = 64, vectors = 2;
   static constexpr int max_rows = 4;  // more need K in memory (eight_rows.h)
 
   static bool takes(const Call& call) {
-    return call.key_element == element && call.head_dim % 64 == 0 && call.head_dim_v % 64 == 0 &&
+    return call.kv_dtype == code && call.head_dim % 64 == 0 && call.head_dim_v % 64 == 0 &&
            plan::cpu_decode_padded(call.group * call.seq_q) < 8;
   }
 
@@ -48,9 +47,9 @@ struct CodeDots : PairDots {
 
 /// Rows that are no whole number of vectors of pairs are left to the object for AVX-512.
 inline void decode_pairs(const Call& call, std::int64_t item, void* memory) {
-  if (CodeDots<Element::e4m3>::takes(call)) return decode_with<CodeDots<Element::e4m3>>(call, item, memory);
-  if (CodeDots<Element::e5m2>::takes(call)) return decode_with<CodeDots<Element::e5m2>>(call, item, memory);
-  if (CodeDots<Element::int8>::takes(call)) return decode_with<CodeDots<Element::int8>>(call, item, memory);
+  if (CodeDots<Dtype::float8_e4m3>::takes(call)) return decode_with<CodeDots<Dtype::float8_e4m3>>(call, item, memory);
+  if (CodeDots<Dtype::float8_e5m2>::takes(call)) return decode_with<CodeDots<Dtype::float8_e5m2>>(call, item, memory);
+  if (CodeDots<Dtype::int8>::takes(call)) return decode_with<CodeDots<Dtype::int8>>(call, item, memory);
   const bool fits = call.head_dim % PairDots::columns == 0 && call.head_dim_v % PairDots::columns == 0;
   fits ? decode_with<PairDots>(call, item, memory) : avx512_table.decode[0].run(call, item, memory);
 }

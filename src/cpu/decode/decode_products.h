@@ -49,7 +49,7 @@ struct FloatDots {
 
   /// A row of Q, of any type.
   static void copy_query(const Call& call, const char* row, float* to) {
-    with_element(call.element, [&](auto type) {
+    with_element(call.dtype, [&](auto type) {
       using Q = decltype(type);
       copy_row<Q>(reinterpret_cast<const typename Q::Stored*>(row), call.head_dim, to,
                   round_up(call.head_dim, vector_lanes));

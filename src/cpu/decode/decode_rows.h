@@ -31,11 +31,11 @@ inline KeyRows<T> converted_rows(const Call& call, const RowBlock& block, const 
     auto* to = converted + first * columns;
     if constexpr (only_bfloat16) {
       if (columns % 32 == 0) {
-        return codes_to_bfloat16(static_cast<int>(call.key_element), codes, tensor.seq_stride, count, columns, to);
+        return codes_to_bfloat16(call.kv_dtype, codes, tensor.seq_stride, count, columns, to);
       }
     }
     for (int key = 0; key < count; ++key)
-      convert_codes<T>(call.key_element, codes + key * tensor.seq_stride, columns, to + key * columns);
+      convert_codes<T>(call.kv_dtype, codes + key * tensor.seq_stride, columns, to + key * columns);
   });
   return {converted, columns};
 }
@@ -47,7 +47,7 @@ FLASH_ATTENTION_INLINE void for_key_runs(const Call& call, const RowBlock& block
                                          const TensorView& tensor, int columns, float* buffer, Visit visit) {
   using Stored = typename T::Stored;
   if constexpr (sizeof(Stored) > 1) {
-    if (is_narrow(call.key_element)) {
+    if (is_narrow(call.kv_dtype)) {
       return visit(0, converted_rows<T>(call, block, tile, tensor, columns, buffer), tile.count);
     }
   }

@@ -21,7 +21,7 @@ FLASH_ATTENTION_INLINE void change_row(float* S, int keys, Of of) {
 }
 
 inline void add_bias_to_row(const Call& call, const RowBlock& block, const Tile& tile, int row, float* S) {
-  with_any_element(call.bias.element, [&](auto type) {
+  with_any_element(call.bias.dtype, [&](auto type) {
     using T = decltype(type);
     const auto* bias = reinterpret_cast<const typename T::Stored*>(call.bias.data) + block.batch * call.bias.batch_stride +
                        block.head[row] * call.bias.head_stride + block.query[row] * call.bias.q_stride + tile.begin;

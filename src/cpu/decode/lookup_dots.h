@@ -10,15 +10,14 @@
 namespace flash_attention::cpu {
 namespace {
 
-template <Element element>
-struct LookupDots : FloatDots<Codes<element>> {
-  using Keys = Codes<element>;
-  static constexpr int code = static_cast<int>(element);
+template <Dtype code>
+struct LookupDots : FloatDots<Codes<code>> {
+  using Keys = Codes<code>;
   static constexpr int columns = 64, vectors = 4;
   static constexpr bool any_width = false;
 
   static bool takes(const Call& call) {
-    return call.key_element == element && call.head_dim % columns == 0 && call.head_dim_v % columns == 0;
+    return call.kv_dtype == code && call.head_dim % columns == 0 && call.head_dim_v % columns == 0;
   }
 
   static FLASH_ATTENTION_INLINE void load_row(const std::uint8_t* from, Vec (&to)[4]) {
@@ -73,8 +72,8 @@ struct LookupDots : FloatDots<Codes<element>> {
 /// float8 keys by look-ups; all else is left to the object for AVX-512, which has no more rows in a block, nor keys in a
 /// tile, than this one has memory for.
 inline void decode_by_lookup(const Call& call, std::int64_t item, void* memory) {
-  if (LookupDots<Element::e4m3>::takes(call)) return decode_with<LookupDots<Element::e4m3>>(call, item, memory);
-  if (LookupDots<Element::e5m2>::takes(call)) return decode_with<LookupDots<Element::e5m2>>(call, item, memory);
+  if (LookupDots<Dtype::float8_e4m3>::takes(call)) return decode_with<LookupDots<Dtype::float8_e4m3>>(call, item, memory);
+  if (LookupDots<Dtype::float8_e5m2>::takes(call)) return decode_with<LookupDots<Dtype::float8_e5m2>>(call, item, memory);
   avx512_table.decode[0].run(call, item, memory);
 }
 

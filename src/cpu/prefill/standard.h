@@ -168,7 +168,7 @@ inline void standard_dkv(const Call& call, std::int64_t item, void* memory) {
   const Sequence sequence(call, head_idx / call.heads_kv);
   const int keys = static_cast<int>(larger<std::int64_t>(smaller<std::int64_t>(block_kv, sequence.kv_rows - begin), 0));
   const auto write = [&](const TensorView& tensor, const float* sums, int width, int stride, float factor) {
-    with_element(call.element, [&](auto type) {
+    with_element(call.dtype, [&](auto type) {
       using T = decltype(type);
       for (int key = 0; key < keys; ++key) {
         auto* to = reinterpret_cast<typename T::Stored*>(tensor.data) + head_idx / call.heads_kv * tensor.batch_stride +

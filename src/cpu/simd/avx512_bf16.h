@@ -3,6 +3,7 @@
 // AVX512-BF16: sums of products of pairs.
 
 #include "cpu/simd/avx512.h"
+#include "flash_attention/dtype.h"
 
 namespace flash_attention::cpu {
 namespace {
@@ -38,8 +39,8 @@ struct CodeTable {
   alignas(64) std::uint8_t high[128], low[128];
 };
 
-/// code: Element::e4m3, e5m2 or int8 as a number (call.h comes later).
-template <int code>
+/// code: float8_e4m3, float8_e5m2 or int8.
+template <Dtype code>
 constexpr CodeTable make_code_table() {
   constexpr std::uint16_t e4m3_subnormal[8] = {0, 0x3b00, 0x3b80, 0x3bc0, 0x3c00, 0x3c20, 0x3c40, 0x3c60};
   constexpr std::uint16_t e5m2_subnormal[4] = {0, 0x3780, 0x3800, 0x3840};
@@ -47,10 +48,10 @@ constexpr CodeTable make_code_table() {
   CodeTable table{};
   for (int magnitude = 0; magnitude < 128; ++magnitude) {
     int bits = 0;
-    if (code == 4) {
+    if (code == Dtype::float8_e4m3) {
       bits = magnitude < 8 ? e4m3_subnormal[magnitude] : (magnitude << 4) + (120 << 7);
       if (magnitude == 0x7f) bits = 0x7fc0;
-    } else if (code == 5) {
+    } else if (code == Dtype::float8_e5m2) {
       bits = magnitude < 4 ? e5m2_subnormal[magnitude] : (magnitude << 5) + (112 << 7);
       if (magnitude >= 0x7c) bits = e5m2_nonfinite[magnitude - 0x7c];
     } else {
@@ -61,28 +62,28 @@ constexpr CodeTable make_code_table() {
   }
   return table;
 }
-template <int code>
+template <Dtype code>
 alignas(64) constexpr CodeTable code_table = make_code_table<code>();
 
 /// What 64 codes are worth in bfloat16, the bytes of each apart. AVX512-VBMI looks up 128 bytes at once: nothing is
 /// computed, so subnormal codes and NaN cost the same.
-template <int code>
+template <Dtype code>
 FLASH_ATTENTION_INLINE void look_up_codes(__m512i codes, __m512i& low, __m512i& high) {
   const auto look_up = [](const std::uint8_t(&table)[128], __m512i index) {
     return _mm512_permutex2var_epi8(_mm512_load_si512(table), index, _mm512_load_si512(table + 64));
   };
   const __m512i sign = _mm512_set1_epi8(static_cast<char>(0x80));
   const __m512i magnitude =
-      code == 6 ? _mm512_maskz_abs_epi8(~__mmask64{0}, codes) : codes;  // its upper bit is not looked at
+      code == Dtype::int8 ? _mm512_maskz_abs_epi8(~__mmask64{0}, codes) : codes;  // its upper bit is not looked at
   high = look_up(code_table<code>.high, magnitude) | (codes & sign);
-  if constexpr (code == 6)
+  if constexpr (code == Dtype::int8)
     high =
         _mm512_mask_mov_epi8(high, _mm512_cmpeq_epi8_mask(codes, sign), _mm512_set1_epi8(static_cast<char>(0xc3)));  // -128
   low = look_up(code_table<code>.low, magnitude);
 }
 
 /// 64 codes as bfloat16.
-template <int code>
+template <Dtype code>
 FLASH_ATTENTION_INLINE void codes_to_halves(__m512i codes, __m512i& first, __m512i& second) {
   // Eight by eight, so that the two halves of a 16-byte lane belong to the first and to the second 32 codes.
   codes = _mm512_maskz_permutexvar_epi64(0xff, _mm512_set_epi64(7, 3, 6, 2, 5, 1, 4, 0), codes);
@@ -101,7 +102,7 @@ FLASH_ATTENTION_INLINE __m512i float_bytes() {
 }
 
 /// What 64 codes are worth as floats.
-template <int code>
+template <Dtype code>
 FLASH_ATTENTION_INLINE void codes_to_floats(__m512i codes, Vec (&to)[4]) {
   constexpr __mmask64 upper = 0xccccccccccccccccu;  // bytes of the floats: their lower ones are 0
   __m512i low, high;
@@ -113,7 +114,7 @@ FLASH_ATTENTION_INLINE void codes_to_floats(__m512i codes, Vec (&to)[4]) {
 }
 
 /// Two rows of 64 codes as words of bfloat16, the first row in the low halves, columns in their order.
-template <int code>
+template <Dtype code>
 FLASH_ATTENTION_INLINE void codes_to_pairs(__m512i row0, __m512i row1, Vec (&pairs)[4]) {
   // Four by four, so that each quarter of a 16-byte lane belongs to another vector of words.
   const __m512i order = _mm512_set_epi32(15, 11, 7, 3, 14, 10, 6, 2, 13, 9, 5, 1, 12, 8, 4, 0);
@@ -131,7 +132,7 @@ FLASH_ATTENTION_INLINE void codes_to_pairs(__m512i row0, __m512i row1, Vec (&pai
 }
 
 /// Rows of codes as rows of bfloat16, columns in multiples of 32.
-template <int code>
+template <Dtype code>
 inline void rows_to_bfloat16(const std::uint8_t* from, std::int64_t stride, int rows, int columns, std::uint16_t* to) {
   __m512i first, second;
   for (int row = 0; row < rows; ++row, from += stride, to += columns) {
@@ -149,11 +150,11 @@ inline void rows_to_bfloat16(const std::uint8_t* from, std::int64_t stride, int 
 }
 
 /// The same for a code that is known when it runs.
-inline void codes_to_bfloat16(int code, const std::uint8_t* from, std::int64_t stride, int rows, int columns,
+inline void codes_to_bfloat16(Dtype code, const std::uint8_t* from, std::int64_t stride, int rows, int columns,
                               std::uint16_t* to) {
-  if (code == 4) return rows_to_bfloat16<4>(from, stride, rows, columns, to);
-  if (code == 5) return rows_to_bfloat16<5>(from, stride, rows, columns, to);
-  rows_to_bfloat16<6>(from, stride, rows, columns, to);
+  if (code == Dtype::float8_e4m3) return rows_to_bfloat16<Dtype::float8_e4m3>(from, stride, rows, columns, to);
+  if (code == Dtype::float8_e5m2) return rows_to_bfloat16<Dtype::float8_e5m2>(from, stride, rows, columns, to);
+  rows_to_bfloat16<Dtype::int8>(from, stride, rows, columns, to);
 }
 
 }  // namespace

@@ -37,13 +37,13 @@ struct Bfloat16 : FloatProduct {
 
 /// Calls use(T{}) with the type of a bias's elements.
 template <class Use>
-FLASH_ATTENTION_INLINE void with_any_element(Element element, Use use) {
+FLASH_ATTENTION_INLINE void with_any_element(Dtype element, Use use) {
   switch (element) {
-    case Element::float32:
+    case Dtype::float32:
       return use(Float32{});
-    case Element::float16:
+    case Dtype::float16:
       return use(Float16{});
-    case Element::bfloat16:
+    case Dtype::bfloat16:
       return use(Bfloat16{});
     default:  // bytes, and the codes of narrow.h
       return;
@@ -52,7 +52,7 @@ FLASH_ATTENTION_INLINE void with_any_element(Element element, Use use) {
 
 /// Calls use(T{}) with the type of a tensor's elements, which in an object for one type is that.
 template <class Use>
-FLASH_ATTENTION_INLINE void with_element(Element element, Use use) {
+FLASH_ATTENTION_INLINE void with_element(Dtype element, Use use) {
   if constexpr (only_bfloat16) {
     use(Bfloat16{});
   } else {
@@ -60,11 +60,11 @@ FLASH_ATTENTION_INLINE void with_element(Element element, Use use) {
   }
 }
 
-constexpr bool is_narrow(Element element) {
-  return element == Element::e4m3 || element == Element::e5m2 || element == Element::int8;
+constexpr bool is_narrow(Dtype element) {
+  return element == Dtype::float8_e4m3 || element == Dtype::float8_e5m2 || element == Dtype::int8;
 }
-constexpr int size_of(Element element) {
-  return element == Element::float32 ? 4 : element == Element::byte || is_narrow(element) ? 1 : 2;
+constexpr int bytes_of(Dtype element) {
+  return element == Dtype::float32 ? 4 : is_narrow(element) ? 1 : 2;
 }
 
 /// The first `count` elements, and 0; all of a vector if there are as many.

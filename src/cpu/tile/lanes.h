@@ -69,7 +69,7 @@ inline void scatter_lanes(const float* from, int vectors, int rows, int columns,
 /// A query-side tensor of the block, into lanes.
 inline void gather_rows(const Call& call, const RowBlock& block, const TensorView& tensor, int columns, float factor,
                         float* to) {
-  with_element(call.element, [&](auto type) {
+  with_element(call.dtype, [&](auto type) {
     using T = decltype(type);
     const auto row_of = [&](int lane) {
       return reinterpret_cast<const typename T::Stored*>(block.row(call, tensor, lane));
@@ -80,10 +80,10 @@ inline void gather_rows(const Call& call, const RowBlock& block, const TensorVie
 
 /// Q of the block, into lanes; where it is of 8 bits, by way of a buffer of floats, and times its scale.
 inline void gather_queries(const Call& call, const RowBlock& block, float factor, float* buffer, float* to) {
-  if (!is_narrow(call.query_element)) return gather_rows(call, block, call.q, call.head_dim, factor, to);
+  if (!is_narrow(call.q_dtype)) return gather_rows(call, block, call.q, call.head_dim, factor, to);
   for (int lane = 0; lane < block.lanes(); ++lane) {
     const char* row = call.q.data + block.row_offset(call.q, lane);
-    convert_codes<Float32>(call.query_element, reinterpret_cast<const std::uint8_t*>(row), call.head_dim,
+    convert_codes<Float32>(call.q_dtype, reinterpret_cast<const std::uint8_t*>(row), call.head_dim,
                            buffer + lane * call.head_dim);
   }
   const ScaleView& scales = call.q_scale;
@@ -97,7 +97,7 @@ inline void gather_queries(const Call& call, const RowBlock& block, float factor
 /// Out of lanes, into a query-side tensor of the block.
 inline void scatter_rows(const Call& call, const RowBlock& block, const float* from, int columns, const float* factor,
                          const TensorView& tensor) {
-  with_element(call.element, [&](auto type) {
+  with_element(call.dtype, [&](auto type) {
     using T = decltype(type);
     const auto row_of = [&](int lane) { return reinterpret_cast<typename T::Stored*>(block.row(call, tensor, lane)); };
     scatter_lanes<T>(from, block.vectors, block.rows, columns, factor, row_of);
@@ -122,16 +122,16 @@ struct FloatRows {
 /// and (for whole vectors) need no padding, else converted into the buffer.
 inline FloatRows key_rows(const Call& call, const RowBlock& block, const TensorView& tensor, std::int64_t begin, int count,
                           int columns, bool whole_vectors, float* buffer) {
-  const bool as_they_lie = call.key_element == Element::float32 && block.keys_together(call, begin) >= count;
+  const bool as_they_lie = call.kv_dtype == Dtype::float32 && block.keys_together(call, begin) >= count;
   if (as_they_lie && (!whole_vectors || columns % vector_lanes == 0)) {
     return {reinterpret_cast<const float*>(block.key_row(call, tensor, begin)), tensor.seq_stride};
   }
   const int stride = round_up(columns, vector_lanes);
-  if (is_narrow(call.key_element)) {
+  if (is_narrow(call.kv_dtype)) {
     copy_scaled_codes(call, block, tensor, begin, count, columns, buffer, stride);
     return {buffer, stride};
   }
-  with_element(call.key_element, [&](auto type) {
+  with_element(call.kv_dtype, [&](auto type) {
     using T = decltype(type);
     for (int j = 0; j < count; ++j) {
       const auto* row = reinterpret_cast<const typename T::Stored*>(block.key_row(call, tensor, begin + j));
@@ -174,7 +174,7 @@ inline void copy_keys(const Call& call, std::int64_t item, void* /*scratch*/) {
     const auto offset = [&](const TensorView& tensor, std::int64_t row) {
       return batch * tensor.batch_stride + kv_head * tensor.head_stride + row * tensor.seq_stride;
     };
-    with_element(call.element, [&](auto type) {
+    with_element(call.dtype, [&](auto type) {
       using T = decltype(type);
       for (std::int64_t row = first; row < last; ++row) {
         copy_row<T>(reinterpret_cast<const typename T::Stored*>(from.data) + offset(from, row), columns,

@@ -12,13 +12,13 @@ FLASH_ATTENTION_INLINE Vec e5m2_to_float(Bytes codes) {
   return float16_to_float(__builtin_convertvector(codes, Short) << 8);  // the upper half of a float16
 }
 
-/// Rows of codes as an element type; code: Element::e4m3, e5m2 or int8.
-template <Element code>
+/// Rows of codes as an element type; code: Dtype::float8_e4m3, e5m2 or int8.
+template <Dtype code>
 struct Codes : FloatProduct {
   using Stored = std::uint8_t;
   static FLASH_ATTENTION_INLINE Vec to_float(Bytes codes) {
-    if constexpr (code == Element::e4m3) return e4m3_to_float(codes);
-    if constexpr (code == Element::e5m2) return e5m2_to_float(codes);
+    if constexpr (code == Dtype::float8_e4m3) return e4m3_to_float(codes);
+    if constexpr (code == Dtype::float8_e5m2) return e5m2_to_float(codes);
     return int8_to_float(codes);
   }
   static FLASH_ATTENTION_INLINE Vec load(const Stored* from) { return to_float(cpu::load(from)); }
@@ -26,10 +26,10 @@ struct Codes : FloatProduct {
 
 /// Calls use(Codes<code>{}) for 8-bit keys; false for others.
 template <class Use>
-FLASH_ATTENTION_INLINE bool with_codes(Element code, Use use) {
-  if (code == Element::e4m3) return use(Codes<Element::e4m3>{}), true;
-  if (code == Element::e5m2) return use(Codes<Element::e5m2>{}), true;
-  if (code == Element::int8) return use(Codes<Element::int8>{}), true;
+FLASH_ATTENTION_INLINE bool with_codes(Dtype code, Use use) {
+  if (code == Dtype::float8_e4m3) return use(Codes<Dtype::float8_e4m3>{}), true;
+  if (code == Dtype::float8_e5m2) return use(Codes<Dtype::float8_e5m2>{}), true;
+  if (code == Dtype::int8) return use(Codes<Dtype::int8>{}), true;
   return false;
 }
 
@@ -50,11 +50,11 @@ FLASH_ATTENTION_INLINE void store_codes(typename T::Stored* to, Vec x, int count
 
 /// A row of codes as T. columns: of the row, and no more is written.
 template <class T>
-inline void convert_codes(Element code, const std::uint8_t* from, int columns, typename T::Stored* to) {
+inline void convert_codes(Dtype code, const std::uint8_t* from, int columns, typename T::Stored* to) {
   int c = 0;
   if constexpr (only_bfloat16 && __is_same(T, Bfloat16)) {  // 32 at a time
     c = columns / 32 * 32;
-    codes_to_bfloat16(static_cast<int>(code), from, 0, 1, c, to);
+    codes_to_bfloat16(code, from, 0, 1, c, to);
   }
   with_codes(code, [&](auto codes) {
     for (; c < columns; c += vector_lanes)
@@ -81,7 +81,7 @@ inline void copy_scaled_codes(const Call& call, const RowBlock& block, const Ten
                               int count, int columns, float* to, int stride) {
   const ScaleView& scales = &tensor == &call.k ? call.k_scale : call.v_scale;
   for (int j = 0; j < count; ++j, to += stride) {
-    convert_codes<Float32>(call.key_element, reinterpret_cast<std::uint8_t*>(block.key_row(call, tensor, begin + j)),
+    convert_codes<Float32>(call.kv_dtype, reinterpret_cast<std::uint8_t*>(block.key_row(call, tensor, begin + j)),
                            columns, to);
     const float scale =
         call.token_scales ? scale_of_key(call, block, scales, begin + j) : scale_of_head(call, block, scales);

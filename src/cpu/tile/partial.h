@@ -102,7 +102,7 @@ inline void write_rows(const Call& call, const RowBlock& block, int split, const
     if (call.num_splits > 1) {
       write(Float32{}, partial_sums(call, split, block.row_idx(call, row)));
     } else {
-      with_element(call.element, [&](auto type) { write(type, block.row(call, call.out, row)); });
+      with_element(call.dtype, [&](auto type) { write(type, block.row(call, call.out, row)); });
     }
   }
 }
@@ -123,7 +123,7 @@ inline void merge(const Call& call, std::int64_t item, void* /*scratch*/) {
     }
     const RowResult result = finish_row(call, block, lane, row_max, row_sum);
     write_lse(call, block, lane, result.lse);
-    with_element(call.element, [&](auto type) {
+    with_element(call.dtype, [&](auto type) {
       using T = decltype(type);
       auto* out = reinterpret_cast<typename T::Stored*>(block.row(call, call.out, lane));
       for (int c = 0; c < call.head_dim_v; c += vector_lanes) {

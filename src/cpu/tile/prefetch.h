@@ -46,7 +46,7 @@ struct RowPrefetch {
     if (runs.next >= runs.end) return;  // the table may end here
     rows = smaller(runs.end - runs.next, runs.block->keys_together(*runs.call, runs.next));
     row = runs.block->key_row(*runs.call, *runs.tensor, runs.next, runs.kv_head);
-    stride = runs.tensor->seq_stride * size_of(runs.call->key_element);
+    stride = runs.tensor->seq_stride * bytes_of(runs.call->kv_dtype);
     width = row_width;
     runs.next += rows;
     if (stride == width) width *= rows, rows = 1;
@@ -55,7 +55,7 @@ struct RowPrefetch {
 
 /// Whether K and V are more than the caches keep: a prefetch of what is near costs as much as reading it.
 inline bool exceeds_cache(const Call& call) {
-  return call.seq_kv * call.heads_kv * (call.head_dim + call.head_dim_v) * size_of(call.key_element) >
+  return call.seq_kv * call.heads_kv * (call.head_dim + call.head_dim_v) * bytes_of(call.kv_dtype) >
          call.cache_resident_bytes;
 }
 
@@ -73,7 +73,7 @@ struct NextTile {
 inline RowPrefetch prefetch_of_rows(const Call& call, const RowBlock& block, const TensorView& tensor, int columns,
                                     int heads, std::int64_t begin, std::int64_t end) {
   return RowPrefetch({&call, &block, &tensor, block.kv_head, begin, smaller(end, block.key_end)},
-                     std::int64_t{heads} * columns * size_of(call.key_element));
+                     std::int64_t{heads} * columns * bytes_of(call.kv_dtype));
 }
 
 /// Rows [begin, end) of the block's key head, a row at a time.
@@ -81,7 +81,7 @@ inline NextTile next_tile(const Call& call, const RowBlock& block, std::int64_t 
   const auto rows = [&](const TensorView& tensor, int columns) {
     return prefetch_of_rows(call, block, tensor, columns, 1, begin, end);
   };
-  const auto lines = [&](int columns) { return (columns * size_of(call.key_element) + 63) / 64; };
+  const auto lines = [&](int columns) { return (columns * bytes_of(call.kv_dtype) + 63) / 64; };
   return {rows(call.k, call.key_columns()), rows(call.v, call.head_dim_v), lines(call.key_columns()),
           lines(call.head_dim_v)};
 }

@@ -105,7 +105,7 @@ struct RowBlock {
 
   /// Where row `lane` of a tensor over the query heads begins.
   FLASH_ATTENTION_INLINE char* row(const Call& call, const TensorView& tensor, int lane) const {
-    return tensor.data + row_offset(tensor, lane) * size_of(call.element);
+    return tensor.data + row_offset(tensor, lane) * bytes_of(call.dtype);
   }
   FLASH_ATTENTION_INLINE std::int64_t row_offset(const TensorView& tensor, int lane) const {
     return batch * tensor.batch_stride + (sequence.q_begin + query[lane]) * tensor.seq_stride +
@@ -123,7 +123,7 @@ struct RowBlock {
       row = j % call.page_size;
     }
     return tensor.data + (entry * tensor.batch_stride + row * tensor.seq_stride + of_head * tensor.head_stride) *
-                             size_of(call.key_element);
+                             bytes_of(call.kv_dtype);
   }
 
   /// Keys from j on that are one stride apart.

@@ -49,7 +49,7 @@ inline void apply_softcap(const Call& call, int size, float* S, float* derivativ
 }
 
 inline void apply_bias(const Call& call, const RowBlock& block, const Tile& tile, float* S) {
-  with_any_element(call.bias.element, [&](auto type) {
+  with_any_element(call.bias.dtype, [&](auto type) {
     using T = decltype(type);
     const auto row_of = [&](int lane) {
       return reinterpret_cast<const typename T::Stored*>(call.bias.data) + block.batch * call.bias.batch_stride +

@@ -8,7 +8,7 @@ namespace flash_attention::testing {
 namespace {
 
 constexpr Device parts_device{.kind = DeviceKind::emulator, .emulated_arch = 90};
-constexpr std::int64_t part_rows = 200;
+constexpr int part_rows = 200;
 
 /// Queries [q_begin, q_end) and keys [kv_begin, kv_end) of the whole.
 struct PartBlock {
@@ -33,7 +33,7 @@ class PartsOfAPass {
     tensors_.set_forward(exact);
   }
 
-  void run(const std::string& part, const PartBlock& block) {
+  void run(const BackwardPart& part, const PartBlock& block) {
     const Buffers& all = tensors_.buffers();
     Problem p = c_.problem;
     p.seq_q = block.q_end - block.q_begin, p.seq_kv = block.kv_end - block.kv_begin;
@@ -49,8 +49,7 @@ class PartsOfAPass {
     b.q = at(all.q, of_q), b.k = at(all.k, of_kv), b.v = at(all.v, of_kv), b.out = at(all.out, of_q);
     b.lse = lse.data(), b.dout = at(all.dout, of_q), b.dq = at(all.dq, of_q);
     b.dk = at(all.dk, of_kv), b.dv = at(all.dv, of_kv);
-    const std::string kernel = "backward/sm90@" + part;
-    Options options{.device = parts_device, .kernel = kernel};
+    Options options{.device = parts_device, .kernel = "backward/sm90", .part = part};
     options.workspace_bytes = workspace_bytes(p, Pass::backward, options);
     if (workspace_.empty()) workspace_.assign(options.workspace_bytes + 256, 0xff);  // nobody may rely on a clean one
     ASSERT_EQ(workspace_.size(), options.workspace_bytes + 256) << "the workspace of all parts";
@@ -60,12 +59,13 @@ class PartsOfAPass {
 
   void run(const std::vector<PartBlock>& blocks) {
     const PartBlock all{0, part_rows, 0, part_rows};
-    run("rows:" + std::to_string(part_rows), all);
-    for (std::size_t n = 0; n < blocks.size(); ++n) {
-      const PartBlock& block = blocks[n];
-      run("block:" + std::to_string(part_rows) + "+" + std::to_string(block.q_begin) + "/" + std::to_string(n), block);
+    using Kind = BackwardPart::Kind;
+    run({.kind = Kind::rows, .rows = part_rows}, all);
+    for (int n = 0; n < static_cast<int>(blocks.size()); ++n) {
+      const PartBlock& block = blocks[static_cast<std::size_t>(n)];
+      run({.kind = Kind::block, .rows = part_rows, .first = static_cast<int>(block.q_begin), .number = n}, block);
     }
-    run("dq:" + std::to_string(part_rows), all);
+    run({.kind = Kind::dq, .rows = part_rows}, all);
   }
 
   /// Of dK and dV where every key is in one block.

@@ -28,11 +28,11 @@ INSTANTIATE_TEST_SUITE_P(Odd, PagedRows, ::testing::ValuesIn(odd_pages(Dtype::fl
 TEST(PagedTiles, CanBeAskedFor) {
   Case c = paged_prompts(Dtype::bfloat16)[1];
   c.problem.seq_q = 90;
-  for (const char* kernel : {"forward/sm80@32x128", "forward/sm80@128x32", "forward/sm90@64x32", "forward/sm90@128x64"}) {
-    SCOPED_TRACE(kernel);
-    const int arch = std::string_view(kernel).starts_with("forward/sm90") ? 90 : 80;
+  for (const auto& [arch, tile] : {std::pair{80, TileSize{32, 128}}, {80, {128, 32}}, {90, {64, 32}}, {90, {128, 64}}}) {
+    const std::string kernel = "forward/sm" + std::to_string(arch);
+    SCOPED_TRACE(kernel + ", " + std::to_string(tile.block_q) + " queries");
     emulator::set_seed(7);
-    check(c, {.device = {.kind = DeviceKind::emulator, .emulated_arch = arch}, .kernel = kernel});
+    check(c, {.device = {.kind = DeviceKind::emulator, .emulated_arch = arch}, .kernel = kernel, .tile = tile});
   }
 }
 

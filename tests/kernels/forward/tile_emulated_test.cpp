@@ -45,11 +45,11 @@ class AskedTile : public ::testing::TestWithParam<Tiled> {};
 
 TEST_P(AskedTile, Emulated) {
   const Tiled& t = GetParam();
-  const std::string asked = std::string(t.kernel) + "@" + std::to_string(t.block_q) + "x" + std::to_string(t.block_kv);
-  emulator::set_seed(std::hash<std::string>{}(asked));
+  const TileSize tile{t.block_q, t.block_kv};
+  emulator::set_seed(static_cast<std::uint64_t>(1000 * tile.block_q + tile.block_kv));
   const Device device{.kind = DeviceKind::emulator, .emulated_arch = t.arch};
-  EXPECT_EQ(make_plan(t.problem.problem, Pass::forward, device_info(device), asked).block_kv, t.block_kv);
-  check(t.problem, {.device = device, .kernel = asked.c_str(), .pass = Pass::forward});
+  EXPECT_EQ(make_plan(t.problem.problem, Pass::forward, device_info(device), t.kernel, tile).block_kv, t.block_kv);
+  check(t.problem, {.device = device, .kernel = t.kernel, .pass = Pass::forward, .tile = tile});
 }
 
 INSTANTIATE_TEST_SUITE_P(, AskedTile, ::testing::ValuesIn(tiled()), name_of);

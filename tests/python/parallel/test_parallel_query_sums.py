@@ -1,6 +1,5 @@
 """One sum of dQ for all blocks of a pass: the protocol of its parts, by a binding that does what they say in float64."""
 
-import re
 from types import SimpleNamespace
 
 import pytest
@@ -18,17 +17,16 @@ class Binding:
     def __init__(self):
         self.parts = []
 
-    def backward(self, tensors, options, results, gradients, seed, offset, stream, allocate):
-        name, _, part = options.kernel.partition("@")
-        assert name == "backward/sm90"
-        kind, rows, first, number = re.fullmatch(r"(\w+):(\d+)(?:\+(\d+)/(\d+))?", part).groups()
+    def backward(self, tensors, options, results, gradients, seed, offset, stream, allocate, *, part):
+        assert options.kernel == "backward/sm90"
+        kind, rows, first, number = part
         self.parts.append((kind, number))
         dout, dlse, dq, dk, dv, _, _ = gradients
-        sums = allocate(int(rows) * tensors.q.shape[2] * tensors.q.shape[3] * 8).view(torch.float64)
-        sums = sums.view(int(rows), *tensors.q.shape[2:])
+        sums = allocate(rows * tensors.q.shape[2] * tensors.q.shape[3] * 8).view(torch.float64)
+        sums = sums.view(rows, *tensors.q.shape[2:])
         out, lse = results
         if kind == "rows":
-            assert tensors.q.shape[1] == int(rows) and lse.is_contiguous()
+            assert tensors.q.shape[1] == rows and lse.is_contiguous()
             sums.zero_()
             self.delta = (dout * out).sum(-1)[0]
             if dlse is not None:
@@ -42,7 +40,7 @@ class Binding:
                 assert q.shape[1] == k.shape[1]
                 scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), -torch.inf)
             p = (scores - lse[0][..., None]).exp()
-            at = slice(int(first), int(first) + q.shape[1])
+            at = slice(first, first + q.shape[1])
             ds = p * (dout[0].transpose(0, 1) @ v.transpose(1, 2) - self.delta[at].transpose(0, 1)[..., None])
             sums[at] += (ds @ k).transpose(0, 1)
             dk.copy_((ds.transpose(1, 2) @ q).transpose(0, 1)[None])
@@ -90,13 +88,14 @@ def test_parts_of_all_blocks_are_the_gradient(monkeypatch):
         assert (got - want).abs().max() < 1e-12
     numbers = [number for kind, number in binding.parts if kind == "block"]
     assert binding.parts[0][0] == "rows" and binding.parts[-1][0] == "dq"
-    assert numbers == [str(n) for n in range(len(numbers))] and len(numbers) == WORLD
+    assert numbers == list(range(len(numbers))) and len(numbers) == WORLD
 
 
 @pytest.mark.parametrize("refused", [NotImplementedError, ValueError])
 def test_blocks_that_are_no_parts_have_a_dq_each(monkeypatch, refused):
-    def explain(tensors, options, backward):
-        if options.kernel.endswith("/2"):
+    def explain(tensors, options, backward, *, part):
+        assert options.kernel == "backward/sm90" and part[0] == "block"
+        if part[3] == 2:
             raise refused("few key heads")
         return ""
 

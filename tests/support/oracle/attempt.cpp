@@ -35,7 +35,11 @@ void* dirty(Memory& memory, std::size_t bytes) {
 
 void launch(const Case& c, const Target& target, Memory& memory, const Buffers& all) {
   Buffers b = all;
-  Options options{.device = target.device, .seed = c.dropout_seed, .offset = c.dropout_offset, .kernel = target.kernel};
+  Options options{.device = target.device,
+                  .seed = c.dropout_seed,
+                  .offset = c.dropout_offset,
+                  .kernel = target.kernel,
+                  .tile = target.tile};
   if (target.prepared) {
     const std::size_t bytes = mask_preparation(c.problem, target.pass, b, options).bytes;
     options.prepared_mask = prepare_mask(c.problem, target.pass, b, dirty(memory, bytes), bytes, options);
@@ -66,7 +70,7 @@ bool is_backward(Pass pass) { return pass == Pass::backward || pass == Pass::sta
 std::string rejection(const Case& c, const Target& target) {
   if (target.kernel.empty()) return "";
   try {
-    make_plan(c.problem, target.pass, device_info(target.device), target.kernel);
+    make_plan(c.problem, target.pass, device_info(target.device), target.kernel, target.tile);
   } catch (const Error& error) {
     if (error.code() == ErrorCode::unsupported) return error.what();
     throw;
@@ -77,7 +81,8 @@ std::string rejection(const Case& c, const Target& target) {
 bool rounds_products(const Case& c, const Target& target) {
   if (!c.problem.q_dtype || is_backward(target.pass)) return false;
   try {
-    return make_plan(c.problem, target.pass, device_info(target.device), target.kernel).kernel == "forward/sm90_fp8";
+    return make_plan(c.problem, target.pass, device_info(target.device), target.kernel, target.tile).kernel ==
+           "forward/sm90_fp8";
   } catch (const Error&) {  // the call itself will say it
     return false;
   }

@@ -13,6 +13,7 @@ struct Target {
   Device device{};
   std::string kernel{};  // "" = the planner's choice
   Pass pass = Pass::forward;
+  std::optional<TileSize> tile{};  // instead of the kernel's choice
   bool prepared = false;  // its masks are prepared before (prepare_mask), where they can be
 };
 
