@@ -48,6 +48,9 @@ struct Features {
   bool one_product = false;            // float32 on tensor cores: a product is one of 11 bits each, not three
 
   constexpr bool has_window() const { return window_left || window_right; }
+  /// The rows or keys of a sequence may be fewer than those of the tensors.
+  constexpr bool has_lengths() const { return packed || seqused_q || seqused_kv || key_lengths || left_padding; }
+  constexpr bool has_program() const { return score_program || mask_program; }
   /// A score is more than the dot product times a constant, which softmax folds into its exponent.
   constexpr bool modifies_scores() const { return softcap || bias || alibi || score_program; }
   /// Masks that are data or a program: hidden rows, blocks, pairs that a program hides.

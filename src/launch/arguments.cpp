@@ -7,6 +7,7 @@
 
 #include "launch/program_arguments.h"
 #include "launch/views.h"
+#include "plan/features.h"
 #include "plan/masks.h"
 
 namespace flash_attention::launch {

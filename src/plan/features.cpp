@@ -1,6 +1,9 @@
 #include "plan/features.h"
 
+#include <algorithm>
+
 #include "plan/program.h"
+#include "program/program.h"
 
 namespace flash_attention::plan {
 
@@ -54,10 +57,24 @@ abi::Features row_features(const abi::Features& features) {
           .seqused_kv = features.seqused_kv};
 }
 
-abi::Features features_with_map(const Problem& p) {
-  abi::Features features = features_of(p);
-  features.mask_map = p.mask.present;
+abi::Features with_map(abi::Features features) {
+  features.mask_map = features.mask;
   return features;
+}
+
+std::int64_t map_heads(const Problem& p) {
+  if (!p.program.empty() && program::parsed(p.program)->visible_by_head) return p.heads_q;
+  if (p.block_mask.block_q != 0 && p.block_mask.head_stride != 0) return p.heads_q;
+  if (p.mask.present && p.mask.head_stride != 0) return p.heads_q;
+  return p.hidden_rows.bounds != 0 && p.hidden_rows.head_stride != 0 ? p.heads_kv : 1;
+}
+
+std::int64_t map_batches(const Problem& p) {
+  const bool differ = p.packed || (p.hidden_rows.bounds != 0 && p.hidden_rows.batch_stride != 0) ||
+                      (p.block_mask.block_q != 0 && p.block_mask.batch_stride != 0) ||
+                      (p.mask.present && p.mask.batch_stride != 0) ||
+                      (!p.program.empty() && program::parsed(p.program)->visible_by_batch);
+  return differ ? p.batch : std::min<std::int64_t>(p.batch, 1);
 }
 
 }  // namespace flash_attention::plan

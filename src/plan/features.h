@@ -13,6 +13,10 @@ abi::Features features_of(const Problem& problem);
 abi::Features row_features(const abi::Features& features);
 
 /// The same for kernels that read a map of the tiles of a boolean mask (abi/tile_map.h).
-abi::Features features_with_map(const Problem& problem);
+abi::Features with_map(abi::Features features);
+
+/// Query heads, or groups of them, and batch entries whose masks differ.
+std::int64_t map_heads(const Problem& problem);
+std::int64_t map_batches(const Problem& problem);
 
 }  // namespace flash_attention::plan

@@ -36,7 +36,7 @@ std::string missing_option(const KernelEntry& entry, const Request& request) {
   if (features.narrow_queries && !takes.narrow_queries) return "takes no queries of 8 bits";
   if (features.hidden_bounds != 0 && !takes.hidden_rows) return "takes no hidden rows";
   if (features.block_mask && !takes.block_mask) return "takes no block mask";
-  if (!problem.program.empty() && !takes.programs) return "takes no program";
+  if (features.has_program() && !takes.programs) return "takes no program";
   return {};
 }
 
@@ -147,7 +147,7 @@ Plan choose(const Problem& problem, Pass pass, const DeviceInfo& device, std::st
     plan.pass = pass;
     plan.counts_repairs = entry.counts_repairs;
     plan.candidates = std::move(candidates);
-    prepare_masks(problem, plan);
+    prepare_masks(request, plan);
     add_program_source(problem, plan);
     return std::move(plan);
   }

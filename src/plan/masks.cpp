@@ -6,17 +6,17 @@
 #include "abi/tile_map.h"
 #include "plan/families/cpu_regions.h"
 #include "plan/families/sm90.h"
+#include "plan/features.h"
 #include "plan/kernel_config.h"
-#include "plan/program.h"
 #include "plan/workspace.h"
-#include "program/program.h"
 
 namespace flash_attention::plan {
 namespace {
 
 /// KeyBounds of every unit, for the CPU.
-void reserve_bounds(const Problem& p, Plan& plan) {
-  if (p.hidden_rows.bounds == 0) return;
+void reserve_bounds(const Request& r, Plan& plan) {
+  const Problem& p = r.problem;
+  if (r.features.hidden_bounds == 0) return;
   const bool packed = p.packed && p.page_size == 0;
   const std::int64_t heads = p.hidden_rows.head_stride != 0 ? p.heads_kv : 1;
   const std::int64_t units = heads * abi::unit_places(packed, p.batch, p.seq_kv, p.total_kv);
@@ -43,8 +43,10 @@ void add_mask_bits(const Problem& p, abi::ForwardConfig config, Plan& plan) {
 }
 
 /// A map of tiles, and the launch that makes it.
-void add_map(const Problem& p, Plan& plan) {
-  int warps = p.mask.present ? 32 : 8;  // a boolean mask is read by four warps for a row of tiles
+void add_map(const Request& r, Plan& plan) {
+  const Problem& p = r.problem;
+  const abi::Features& f = r.features;
+  int warps = f.mask ? 32 : 8;  // a boolean mask is read by four warps for a row of tiles
   const std::int64_t heads = map_heads(p), batches = map_batches(p), words = abi::map_words(p.seq_kv);
   const std::int64_t rows = abi::map_rows(p.packed, batches, p.seq_q, p.total_q);
   std::int64_t bytes = heads * rows * words * static_cast<std::int64_t>(sizeof(abi::TileWords));
@@ -56,12 +58,12 @@ void add_map(const Problem& p, Plan& plan) {
   reserve(plan, abi::SharedRegion::masks, bytes);
   plan.mask = {.present = true, .begin = static_cast<std::size_t>(offset_of(plan, abi::SharedRegion::masks))};
   abi::ForwardConfig config{.num_warps = warps, .num_stages = by_columns ? 2 : 1};
-  config.features.packed = p.packed;
-  config.features.paged = p.page_size != 0;
-  config.features.hidden_bounds = p.hidden_rows.bounds;
-  config.features.block_mask = p.block_mask.block_q != 0;
-  config.features.mask_program = program_traits(p).visible;
-  config.features.mask = config.features.mask_map = p.mask.present;
+  config.features.packed = f.packed;
+  config.features.paged = f.paged;
+  config.features.hidden_bounds = f.hidden_bounds;
+  config.features.block_mask = f.block_mask;
+  config.features.mask_program = f.mask_program;
+  config.features.mask = config.features.mask_map = f.mask;
   for (const Launch& launch : plan.launches) {
     const auto* reader = config_of<abi::ForwardConfig>(launch);
     if (reader == nullptr || !reader->dynamic_scheduler) continue;
@@ -71,7 +73,7 @@ void add_map(const Problem& p, Plan& plan) {
     plan.mask.begin = static_cast<std::size_t>(offset_of(plan, abi::ForwardSm90Region::mask_words));
     config.block_q = reader->block_q, config.block_kv = reader->block_kv;  // of which it makes the words
     config.num_warps = warps = 16;
-    if (has_lengths(p)) continue;  // where the edges of windows are differs by sequence: all blocks have words
+    if (f.has_lengths()) continue;  // where the edges of windows are differs by sequence: all blocks have words
     config.features.window_left = reader->features.window_left;
     config.features.window_right = reader->features.window_right;
     config.features.chunk = reader->features.chunk;
@@ -98,35 +100,15 @@ void add_map(const Problem& p, Plan& plan) {
 
 }  // namespace
 
-bool has_tile_map(const Problem& p) {
-  return p.hidden_rows.bounds != 0 || p.block_mask.block_q != 0 || program_traits(p).visible;
-}
-
-bool has_lengths(const Problem& p) { return p.packed || p.seqused_q || p.seqused_kv || p.key_lengths || p.left_padding; }
-
-std::int64_t map_heads(const Problem& p) {
-  if (!p.program.empty() && program::parsed(p.program)->visible_by_head) return p.heads_q;
-  if (p.block_mask.block_q != 0 && p.block_mask.head_stride != 0) return p.heads_q;
-  if (p.mask.present && p.mask.head_stride != 0) return p.heads_q;
-  return p.hidden_rows.bounds != 0 && p.hidden_rows.head_stride != 0 ? p.heads_kv : 1;
-}
-
-std::int64_t map_batches(const Problem& p) {
-  const bool differ = p.packed || (p.hidden_rows.bounds != 0 && p.hidden_rows.batch_stride != 0) ||
-                      (p.block_mask.block_q != 0 && p.block_mask.batch_stride != 0) ||
-                      (p.mask.present && p.mask.batch_stride != 0) ||
-                      (!p.program.empty() && program::parsed(p.program)->visible_by_batch);
-  return differ ? p.batch : std::min<std::int64_t>(p.batch, 1);
-}
-
-void prepare_masks(const Problem& p, Plan& plan) {
-  if (plan.launches.empty()) return reserve_bounds(p, plan);
+void prepare_masks(const Request& r, Plan& plan) {
+  const Problem& p = r.problem;
+  if (plan.launches.empty()) return reserve_bounds(r, plan);
   const auto reads_map = [](const Launch& launch) {
     const abi::Features* f = features_of(launch);
     return f != nullptr && f->has_tile_map();
   };
   const bool reads = std::any_of(plan.launches.begin(), plan.launches.end(), reads_map);
-  if (reads && p.seq_q > 0 && p.seq_kv > 0) add_map(p, plan);
+  if (reads && p.seq_q > 0 && p.seq_kv > 0) add_map(r, plan);
 }
 
 std::size_t needed_workspace(const Plan& plan, const PreparedMask& prepared) {

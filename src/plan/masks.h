@@ -1,22 +1,13 @@
 #pragma once
 
 #include "flash_attention/attention.h"
+#include "plan/request.h"
 
 namespace flash_attention::plan {
 
-/// Whether a kernel on a GPU reads a map of tiles: hidden rows, a block mask, or a program that hides keys.
-bool has_tile_map(const Problem& problem);
-
-/// Whether the rows or keys of a sequence may be fewer than those of the tensors.
-bool has_lengths(const Problem& problem);
-
-/// Query heads, or groups of them, and batch entries whose masks differ.
-std::int64_t map_heads(const Problem& problem);
-std::int64_t map_batches(const Problem& problem);
-
 /// What every kernel wants to know of a mask before it begins: a part of the workspace, and on a GPU the launch that fills
 /// it (abi/key_bounds.h, abi/tile_map.h).
-void prepare_masks(const Problem& problem, Plan& plan);
+void prepare_masks(const Request& request, Plan& plan);
 
 /// Of a call whose masks may have been prepared.
 std::size_t needed_workspace(const Plan& plan, const PreparedMask& prepared);

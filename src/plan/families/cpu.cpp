@@ -44,14 +44,15 @@ Plan plan_of_tiles(int block_q, int block_kv, const DeviceInfo& device) {
 
 /// Whether cpu/prefill and cpu/backward work on copies: where more than two blocks of queries read K and V and they are 16
 /// bits wide, or are apart and do not stay in L2.
-bool copies_keys(const Problem& problem, int block_q, const DeviceInfo& device) {
-  if (problem.window_left >= 0) return false;  // few blocks read a key
+bool copies_keys(const Request& r, int block_q) {
+  const Problem& problem = r.problem;
+  if (r.features.window_left) return false;  // few blocks read a key
   if (*problem.kv_dtype != problem.dtype || problem.latent) return false;
   if (problem.page_size != 0) return false;  // seq_kv is a capacity: copies would be as large, however few keys there are
   const std::int64_t blocks = ceil_div(problem.heads_q / problem.heads_kv * problem.seq_q, block_q);
   if (problem.dtype != Dtype::float32) return blocks > 2;
   const auto far_apart = [](const Strides& strides, std::int64_t dim) { return std::abs(strides.seq) > dim; };
-  const std::int64_t kept = cpu_core_cache(device) / 2;  // what stays in an L2 is as fast where it is
+  const std::int64_t kept = cpu_core_cache(r.device) / 2;  // what stays in an L2 is as fast where it is
   return blocks > 2 && problem.seq_kv * (problem.head_dim + problem.head_dim_v) * 4 > kept &&
          (far_apart(problem.k_strides, problem.head_dim) || far_apart(problem.v_strides, problem.head_dim_v));
 }
@@ -131,10 +132,10 @@ std::string reject_forward_bfloat16(const Problem& problem, const DeviceInfo& de
          std::to_string(scores);
 }
 
-std::string reject_backward_bfloat16(const Problem& problem, const DeviceInfo& device) {
-  if (problem.bias.present) return "takes no bias";
-  if (problem.program_gradients != 0) return "has no gradients of a program's tensors";
-  return reject_bfloat16(problem, device, cpu_bfloat16_min_rows);
+std::string reject_backward_bfloat16(const Request& r) {
+  if (r.features.bias) return "takes no bias";
+  if (r.problem.program_gradients != 0) return "has no gradients of a program's tensors";
+  return reject_bfloat16(r.problem, r.device, cpu_bfloat16_min_rows);
 }
 
 std::int64_t row_blocks(const Problem& problem, const Plan& plan) {
@@ -175,20 +176,23 @@ int together(const Problem& problem, std::int64_t items, const DeviceInfo& devic
 }
 
 /// Copies of K and V as float, the rows of a head one after the other.
-void reserve_copies(const Problem& problem, const DeviceInfo& device, Plan& plan) {
-  plan.cpu.copies_keys = copies_keys(problem, plan.block_q, device);
+void reserve_copies(const Request& r, Plan& plan) {
+  const Problem& problem = r.problem;
+  plan.cpu.copies_keys = copies_keys(r, plan.block_q);
   if (!plan.cpu.copies_keys) return;
   const std::int64_t rows = problem.heads_kv * (problem.packed ? problem.total_kv : problem.batch * problem.seq_kv);
   reserve(plan, CpuRegion::copied_K, rows * cpu_copied_stride(problem.head_dim) * 4);
   reserve(plan, CpuRegion::copied_V, rows * cpu_copied_stride(problem.head_dim_v) * 4);
 }
 
-Plan lay_out_forward(const Problem& problem, const DeviceInfo& device) {
+Plan lay_out_forward(const Request& r) {
+  const Problem& problem = r.problem;
+  const DeviceInfo& device = r.device;
   Plan plan = plan_of_tiles(cpu_block_q(device.isa), cpu_block_kv, device);
   const std::int64_t blocks = row_blocks(problem, plan);
   if (!problem.invariant) split_keys(problem, device, blocks, plan);
   if (plan.num_splits == 1) plan.block_q *= together(problem, blocks / (8 * std::max(device.threads, 1)), device, 2);
-  reserve_copies(problem, device, plan);
+  reserve_copies(r, plan);
   return plan;
 }
 
@@ -235,9 +239,11 @@ void split_keys_backward(const Problem& problem, const DeviceInfo& device, Plan&
 
 /// Splits of the keys, or of the queries, each with its own sums of dK and dV. block_q: rows of a block; max_blocks: that
 /// go over the keys together.
-Plan lay_out_any_backward(const Problem& problem, const DeviceInfo& device, int block_q, std::int64_t max_blocks) {
+Plan lay_out_any_backward(const Request& r, int block_q, std::int64_t max_blocks) {
+  const Problem& problem = r.problem;
+  const DeviceInfo& device = r.device;
   Plan plan = plan_of_tiles(block_q, cpu_block_kv, device);
-  if (problem.sink) reserve(plan, CpuRegion::sink_terms, total_rows(problem) * 4);
+  if (r.features.sink) reserve(plan, CpuRegion::sink_terms, total_rows(problem) * 4);
   const std::int64_t blocks = ceil_div(group(problem) * problem.seq_q, plan.block_q);
   if (blocks <= max_blocks) {
     plan.block_q *= static_cast<int>(std::max<std::int64_t>(blocks, 1));
@@ -250,15 +256,17 @@ Plan lay_out_any_backward(const Problem& problem, const DeviceInfo& device, int 
   return plan;
 }
 
-Plan lay_out_backward_decode(const Problem& problem, const DeviceInfo& device) {
-  return lay_out_any_backward(problem, device, cpu_block_q(device.isa), 1);
+Plan lay_out_backward_decode(const Request& r) {
+  return lay_out_any_backward(r, cpu_block_q(r.device.isa), 1);
 }
 
-Plan lay_out_backward(const Problem& problem, const DeviceInfo& device) {
-  Plan plan = lay_out_any_backward(problem, device, cpu_block_q(device.isa), cpu_blocks_of_a_head);
+Plan lay_out_backward(const Request& r) {
+  const Problem& problem = r.problem;
+  const DeviceInfo& device = r.device;
+  Plan plan = lay_out_any_backward(r, cpu_block_q(device.isa), cpu_blocks_of_a_head);
   const std::int64_t items = ceil_div(group(problem) * problem.seq_q, plan.block_q) / plan.num_splits;
   plan.block_q *= together(problem, items, device, cpu_blocks_together);
-  reserve_copies(problem, device, plan);
+  reserve_copies(r, plan);
   if (problem.program_gradients != 0) {
     reserve(plan, CpuRegion::program_gradients, program::gradient_layout(problem, *program::parsed(problem.program)).bytes);
   }
@@ -266,9 +274,11 @@ Plan lay_out_backward(const Problem& problem, const DeviceInfo& device) {
 }
 
 /// K, V and K^T for every tile of keys; see lay_out_bfloat16.
-Plan lay_out_backward_bfloat16(const Problem& problem, const DeviceInfo& device) {
+Plan lay_out_backward_bfloat16(const Request& r) {
+  const Problem& problem = r.problem;
+  const DeviceInfo& device = r.device;
   const bool amx = device.isa == CpuIsa::amx;
-  Plan plan = lay_out_any_backward(problem, device, amx ? cpu_amx_block_q : cpu_block_q(device.isa), 1);
+  Plan plan = lay_out_any_backward(r, amx ? cpu_amx_block_q : cpu_block_q(device.isa), 1);
   plan.block_kv = amx ? cpu_amx_block_kv : cpu_avx512_bf16_block_kv;
   const std::int64_t tiles = key_places(problem, plan.block_kv);
   for (const auto& [region, head_dim] : {std::pair{CpuRegion::packed_K, problem.head_dim},
@@ -281,7 +291,9 @@ Plan lay_out_backward_bfloat16(const Problem& problem, const DeviceInfo& device)
 }
 
 /// Score matrices, whole: S (then P), and for backward dS.
-Plan lay_out_standard(const Problem& problem, const DeviceInfo& device, bool backward) {
+Plan lay_out_standard(const Request& r, bool backward) {
+  const Problem& problem = r.problem;
+  const DeviceInfo& device = r.device;
   Plan plan = plan_of_tiles(cpu_block_q(device.isa), cpu_block_kv, device);
   const std::int64_t rows = group(problem) * problem.seq_q, total = group(problem) * problem.total_q;
   const std::int64_t blocks = problem.heads_kv * cpu_places(problem.packed, problem.batch, rows, total, plan.block_q);
@@ -289,7 +301,7 @@ Plan lay_out_standard(const Problem& problem, const DeviceInfo& device, bool bac
   reserve(plan, CpuRegion::S, matrix);
   if (!backward) return plan;
   reserve(plan, CpuRegion::dS, matrix);
-  if (problem.sink) reserve(plan, CpuRegion::sink_terms, total_rows(problem) * 4);
+  if (r.features.sink) reserve(plan, CpuRegion::sink_terms, total_rows(problem) * 4);
   return plan;
 }
 
@@ -299,19 +311,19 @@ Answer plan_forward_bfloat16(const Request& r) {
 Answer plan_decode(const Request& r) {
   return offer_unless(reject_decode(r.problem, r.device), [&] { return lay_out_decode(r.problem, r.device); });
 }
-Answer plan_forward(const Request& r) { return Offer{lay_out_forward(r.problem, r.device)}; }
+Answer plan_forward(const Request& r) { return Offer{lay_out_forward(r)}; }
 
 Answer plan_backward_bfloat16(const Request& r) {
-  return offer_unless(reject_backward_bfloat16(r.problem, r.device),
-                      [&] { return lay_out_backward_bfloat16(r.problem, r.device); });
+  return offer_unless(reject_backward_bfloat16(r),
+                      [&] { return lay_out_backward_bfloat16(r); });
 }
 Answer plan_backward_decode(const Request& r) {
-  return offer_unless(reject_backward_decode(r.problem), [&] { return lay_out_backward_decode(r.problem, r.device); });
+  return offer_unless(reject_backward_decode(r.problem), [&] { return lay_out_backward_decode(r); });
 }
-Answer plan_backward(const Request& r) { return Offer{lay_out_backward(r.problem, r.device)}; }
+Answer plan_backward(const Request& r) { return Offer{lay_out_backward(r)}; }
 
-Answer plan_standard_forward(const Request& r) { return Offer{lay_out_standard(r.problem, r.device, false)}; }
-Answer plan_standard_backward(const Request& r) { return Offer{lay_out_standard(r.problem, r.device, true)}; }
+Answer plan_standard_forward(const Request& r) { return Offer{lay_out_standard(r, false)}; }
+Answer plan_standard_backward(const Request& r) { return Offer{lay_out_standard(r, true)}; }
 
 constexpr std::array<KernelEntry, 8> entries{{
     {.name = "cpu/bfloat16",

@@ -44,7 +44,7 @@ std::string MmaForwardTile::reject_size(const Problem& problem, const DeviceInfo
 
 Plan lay_out_mma_forward(const Problem& problem, const MmaForwardTile& tile, std::string unit, std::string entry) {
   Plan plan{.block_q = tile.block_q, .block_kv = tile.block_kv};
-  const abi::ForwardConfig config{.features = features_with_map(problem),
+  const abi::ForwardConfig config{.features = with_map(features_of(problem)),
                                   .head_dim = static_cast<int>(problem.head_dim),
                                   .head_dim_v = static_cast<int>(problem.head_dim_v),
                                   .block_q = tile.block_q,

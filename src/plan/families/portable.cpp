@@ -20,7 +20,7 @@ std::int64_t tiles(std::int64_t rows) { return (rows + block - 1) / block; }
 
 Plan lay_out_forward(const Problem& problem) {
   Plan plan{.block_q = block, .block_kv = block};
-  const abi::ForwardConfig config{.features = features_with_map(problem),
+  const abi::ForwardConfig config{.features = with_map(features_of(problem)),
                                   .head_dim = static_cast<int>(problem.head_dim),
                                   .head_dim_v = static_cast<int>(problem.head_dim_v),
                                   .block_q = block,
@@ -63,15 +63,16 @@ Plan lay_out_backward(const Problem& problem) {
 }  // namespace
 
 abi::BackwardConfig portable_backward_config(const Problem& problem) {
-  return {.features = features_with_map(problem),
+  const abi::Features features = with_map(features_of(problem));
+  return {.features = features,
           .head_dim = static_cast<int>(problem.head_dim),
           .head_dim_v = static_cast<int>(problem.head_dim_v),
           .block_q = block,
           .block_kv = block,
           .num_warps = num_warps,
           .dq_mode = abi::DqMode::separate_kernel,
-          .dbias = problem.bias.present,
-          .dsink = problem.sink};
+          .dbias = features.bias,
+          .dsink = features.sink};
 }
 
 std::string reject_grid(const Problem& problem) {
@@ -105,22 +106,24 @@ void add_delta_launch(const Problem& problem, Plan& plan) {
 }
 
 void add_bias_launch(const Problem& problem, Plan& plan) {
-  if (!problem.bias.present) return;
+  const abi::BackwardConfig config = portable_backward_config(problem);
+  if (!config.dbias) return;
   const std::int64_t kept = (problem.bias.q_stride == 0 ? 1 : tiles(problem.seq_q)) *
                             (problem.bias.head_stride == 0 ? 1 : problem.heads_q) *
                             (problem.bias.batch_stride == 0 ? 1 : problem.batch);
   add_launch(plan,
              {.unit = "backward/dbias",
               .entry = "backward_dbias",
-              .config = launch_config(portable_backward_config(problem)),
+              .config = launch_config(config),
               .block = 32 * num_warps,
               .shared_bytes = portable_shared_bytes},
              tiles(problem.seq_kv) * kept);
 }
 
 void add_program_and_sink_launches(const Problem& problem, Plan& plan) {
-  add_program_gradients(problem, portable_backward_config(problem), plan);
-  if (!problem.sink) return;
+  const abi::BackwardConfig whole = portable_backward_config(problem);
+  add_program_gradients(problem, whole, plan);
+  if (!whole.dsink) return;
   abi::BackwardConfig config{.features = {.packed = problem.packed, .seqused_q = problem.seqused_q}};  // all that it reads
   config.dq_mode = abi::DqMode::separate_kernel;
   add_launch(plan,

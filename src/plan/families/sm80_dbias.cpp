@@ -39,8 +39,8 @@ BiasTile bias_tile(const Problem& p, const abi::Features& f, const DeviceInfo& d
 }  // namespace
 
 void add_sm80_bias_launch(const Problem& problem, const DeviceInfo& device, Plan& plan) {
-  if (!problem.bias.present) return;
   abi::BackwardConfig config = portable_backward_config(problem);
+  if (!config.dbias) return;
   const BiasTile tile = bias_tile(problem, config.features, device);
   config.block_q = config.block_kv = tile.block;
   config.num_warps = tile.num_warps;

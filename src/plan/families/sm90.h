@@ -25,9 +25,9 @@ std::string reject_sm90(const Problem& problem, const DeviceInfo& device);
 int rows_of_page_box(const Problem& problem, int block_kv);
 
 /// Whether TMA brings the bias of forward/sm90, where its address allows.
-bool has_bias_boxes(const Problem& problem);
+bool has_bias_boxes(const Request& request);
 /// The same of backward/sm90: there is room for boxes with heads of up to 64 columns.
-bool has_backward_bias_boxes(const Problem& problem);
+bool has_backward_bias_boxes(const Request& request);
 
 /// Where many heads and sequences share their masks, and the words of those are few, the launch that makes the map of tiles
 /// makes the words, too, once for all. Returns the configuration of a kernel that reads them, which knows no mask by
@@ -41,7 +41,7 @@ bool has_mask_bits(const Problem& problem, const abi::BackwardConfig& config);
 std::int64_t step_word_bytes(const Problem& problem);
 
 /// The tensor maps of forward/sm90 and of the rungs like it. kernels/abi/tensor_maps.h.
-std::vector<MapLayout> forward_sm90_maps(const Problem& problem, int block_q, int block_kv);
+std::vector<MapLayout> forward_sm90_maps(const Problem& problem, int block_q, int block_kv, bool bias_boxes = false);
 /// Those of forward/sm90_fp8: V^T is in the workspace.
 std::vector<MapLayout> forward_sm90_fp8_maps(const Problem& problem, const Plan& plan);
 
@@ -55,7 +55,7 @@ constexpr std::int64_t sm90_padded_rows(std::int64_t total_q, std::int64_t batch
 }
 
 /// backward/sm90; with or without the heads of a group split between tasks if there are few key heads.
-Plan lay_out_sm90_backward(const Problem& problem, const DeviceInfo& device, bool whole);
+Plan lay_out_sm90_backward(const Request& request, bool whole);
 
 /// A part of a pass.
 Answer plan_sm90_backward_part(const Request& request);

@@ -39,9 +39,9 @@ abi::ForwardConfig config_of(const Problem& p, const Tile& tile) {
       .block_q = tile.block_q,
       .block_kv = tile.block_kv,
       .num_warps = (tile.block_q / 64 + 1) * 4,
-      .num_stages = tile.num_stages,
-      // Under a causal mask row tiles differ in length: a block takes a long and a short one as a pair.
-      .pair_tiles = p.window_right >= 0 && p.window_left < 0 && row_tiles > 1};
+      .num_stages = tile.num_stages};
+  // Under a causal mask row tiles differ in length: a block takes a long and a short one as a pair.
+  config.pair_tiles = config.features.window_right && !config.features.window_left && row_tiles > 1;
   config.loop.key_order = choose_key_order(config);
   return config;
 }

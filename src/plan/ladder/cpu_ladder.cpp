@@ -10,23 +10,24 @@ namespace {
 
 constexpr std::string_view requirements = "a step of the CPU ladder: float32, dense, causal or not, head_dim to 128";
 
-std::string reject(const Problem& problem) {
+std::string reject(const Request& r) {
+  const Problem& problem = r.problem;
   if (problem.dtype != Dtype::float32) return "the CPU ladder takes float32, not " + std::string(to_string(problem.dtype));
-  return reject_for_all_rungs(problem);
+  return reject_for_all_rungs(r);
 }
 
 /// The workspace is one row of scores.
 Answer plan_scalar(const Request& r) {
   const auto bytes = static_cast<std::size_t>(r.problem.seq_kv) * sizeof(float);
-  return offer_unless(reject(r.problem), [&] { return Plan{.block_q = 1, .block_kv = 1, .workspace_bytes = bytes}; });
+  return offer_unless(reject(r), [&] { return Plan{.block_q = 1, .block_kv = 1, .workspace_bytes = bytes}; });
 }
 
 Answer plan_blocked(const Request& r) {
-  return offer_unless(reject(r.problem), [] { return Plan{.block_q = 32, .block_kv = cpu_block_kv}; });
+  return offer_unless(reject(r), [] { return Plan{.block_q = 32, .block_kv = cpu_block_kv}; });
 }
 
 Answer plan_vectors(const Request& r) {
-  return offer_unless(reject(r.problem),
+  return offer_unless(reject(r),
                       [&] { return Plan{.block_q = cpu_block_q(r.device.isa), .block_kv = cpu_block_kv}; });
 }
 

@@ -179,14 +179,16 @@ constexpr auto table = std::to_array<Rung>({
      .add_launches = add_split_launches},
 });
 
-std::string reject(const Rung& rung, const Problem& problem, const DeviceInfo& device) {
+std::string reject(const Rung& rung, const Request& request) {
+  const Problem& problem = request.problem;
+  const DeviceInfo& device = request.device;
   if (device.arch < rung.arch) return "needs sm_" + std::to_string(rung.arch);
   if (rung.wgmma && device.arch != 90) return "wgmma needs sm_90; this is sm_" + std::to_string(device.arch);
   if (problem.dtype == Dtype::float32 && !rung.float32) return "needs a 16-bit dtype";
   if (rung.narrow && (*problem.q_dtype != Dtype::float8_e4m3 || problem.kv_scales != ScaleKind::none ||
                       problem.q_scales != ScaleKind::none))
     return "needs q, k and v of float8_e4m3 without scales";
-  if (std::string reason = reject_for_all_rungs(problem); !reason.empty()) return reason;
+  if (std::string reason = reject_for_all_rungs(request); !reason.empty()) return reason;
   const double blocks =
       static_cast<double>(problem.batch * problem.heads_q) * static_cast<double>(problem.seq_q) *
       static_cast<double>(rung.add_launches == add_standard_launches ? ceil_div(problem.seq_kv, rung.block_kv) : 1);
@@ -215,7 +217,7 @@ Plan lay_out(const Rung& rung, const Problem& problem, const DeviceInfo& device)
 }
 
 Answer plan_rung(const Rung& rung, const Request& r) {
-  return offer_unless(reject(rung, r.problem, r.device), [&] { return lay_out(rung, r.problem, r.device); });
+  return offer_unless(reject(rung, r), [&] { return lay_out(rung, r.problem, r.device); });
 }
 
 constexpr std::string_view requirements_of(const Rung& rung) {
@@ -237,13 +239,15 @@ std::vector<KernelEntry> entries(std::index_sequence<index...>) {
 
 }  // namespace
 
-std::string reject_for_all_rungs(const Problem& p) {
-  if (p.packed || p.seqused_q || p.seqused_kv || p.key_lengths) return "the ladder takes no packed or shortened sequences";
-  if (p.window_left >= 0 || p.window_right > 0) return "the ladder takes no window but causal";
-  if (p.alignment == Alignment::top_left && p.window_right >= 0) return "the ladder takes no top-left causal mask";
-  if (p.bias.present || p.mask.present || p.alibi || p.softcap != 0) return "the ladder takes no bias, mask or soft cap";
-  if (p.dropout_p != 0) return "the ladder takes no dropout";
-  if (p.sink) return "the ladder takes no sink";
+std::string reject_for_all_rungs(const Request& r) {
+  const Problem& p = r.problem;
+  const abi::Features& f = r.features;
+  if (f.packed || f.seqused_q || f.seqused_kv || f.key_lengths) return "the ladder takes no packed or shortened sequences";
+  if (f.window_left || p.window_right > 0) return "the ladder takes no window but causal";
+  if (f.top_left) return "the ladder takes no top-left causal mask";
+  if (f.bias || f.mask || f.alibi || f.softcap) return "the ladder takes no bias, mask or soft cap";
+  if (f.dropout) return "the ladder takes no dropout";
+  if (f.sink) return "the ladder takes no sink";
   if (p.head_dim != p.head_dim_v) return "the ladder needs head_dim_v = head_dim";
   if (p.head_dim > 128) return "the ladder needs a head_dim of at most 128";
   if (*p.scale <= 0) return "the ladder needs a positive scale";

@@ -46,6 +46,6 @@ void add_split_launches(const Rung& rung, const Problem& problem, Plan& plan);
 void add_backward_launches(const Rung& rung, const Problem& problem, Plan& plan);
 
 /// Why no rung takes the problem; empty where all do. What one rung needs in addition is in its row.
-std::string reject_for_all_rungs(const Problem& problem);
+std::string reject_for_all_rungs(const Request& request);
 
 }  // namespace flash_attention::plan

@@ -5,7 +5,6 @@
 #include "abi/backward_sm90.h"
 #include "plan/families/backward_sm90/structure.h"
 #include "plan/families/sm90.h"
-#include "plan/masks.h"
 #include "plan/workspace.h"
 
 namespace flash_attention::plan {
@@ -31,10 +30,12 @@ bool adds_to_dq(const Plan& plan) {
 }
 
 /// Why the problem cannot be a part of a pass.
-std::string reject_part(const Problem& p, const DeviceInfo& device, const Plan& plan, const BackwardPart& part) {
+std::string reject_part(const Request& r, const Plan& plan) {
+  const Problem& p = r.problem;
+  const BackwardPart& part = *r.part;
   const bool is_block = part.kind == PartKind::block;
   if (!adds_to_dq(plan)) return "blocks cannot add to dQ in any order";
-  if (is_block && lay_out_sm90_backward(p, device, true).num_splits > 1)
+  if (is_block && lay_out_sm90_backward(r, true).num_splits > 1)
     return "few key heads: their groups are split between tasks";
   const std::int64_t end = part.first + p.seq_q;
   if (end > part.rows || (!is_block && p.seq_q != part.rows)) return "the problem has other rows than the part";
@@ -69,11 +70,11 @@ Plan cut_out(const Problem& p, Plan plan, const BackwardPart& part) {
 Answer plan_sm90_backward_part(const Request& r) {
   const Problem& p = r.problem;
   if (p.batch != 1 || p.packed || p.seqused_q) return Refusal{"parts have one sequence"};
-  if (has_tile_map(p) || p.mask.present) return Refusal{"parts take no masks that are data"};
-  if (p.bias.present || p.sink || p.program_gradients != 0)
+  if (r.features.has_mask_data() || r.features.mask) return Refusal{"parts take no masks that are data"};
+  if (r.features.bias || r.features.sink || p.program_gradients != 0)
     return Refusal{"parts have no gradients but those of q, k and v"};
-  Plan plan = lay_out_sm90_backward(p, r.device, false);
-  std::string reason = reject_part(p, r.device, plan, *r.part);
+  Plan plan = lay_out_sm90_backward(r, false);
+  std::string reason = reject_part(r, plan);
   return offer_unless(std::move(reason), [&] { return cut_out(p, std::move(plan), *r.part); });
 }
 

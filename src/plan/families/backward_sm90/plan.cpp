@@ -9,8 +9,6 @@
 #include "plan/families/sm90.h"
 #include "plan/features.h"
 #include "plan/kernel_config.h"
-#include "plan/masks.h"
-#include "plan/program.h"
 #include "plan/tensor_maps.h"
 #include "plan/workspace.h"
 #include "support/ceil_div.h"
@@ -22,14 +20,15 @@ namespace {
 /// kernels/backward/sm90/columns/kernel.cuh.
 bool is_split_by_columns(const Problem& p) { return std::max(p.head_dim, p.head_dim_v) > 256; }
 
-std::string reject_backward(const Problem& p, const DeviceInfo& device) {
-  std::string reason = reject_sm90(p, device);
+std::string reject_backward(const Request& r) {
+  const Problem& p = r.problem;
+  std::string reason = reject_sm90(p, r.device);
   if (reason.empty()) reason = reject_tma_strides(p, Pass::backward);
   if (!reason.empty()) return reason;
   if (std::max(p.head_dim, p.head_dim_v) > 512) return "needs head dimensions up to 512";
   if (is_split_by_columns(p) && p.packed) return "takes no packed sequences of heads wider than 256";
   // Found by repeated random problems on an H200, not by the emulator: docs/lab/masks.md.
-  if (std::max(p.head_dim, p.head_dim_v) > 128 && has_tile_map(p)) return "takes no masks of heads wider than 128";
+  if (std::max(p.head_dim, p.head_dim_v) > 128 && r.features.has_mask_data()) return "takes no masks of heads wider than 128";
   for (const Strides& strides : {p.dq_strides, p.dk_strides, p.dv_strides}) {
     if (strides.batch % 2 != 0 || strides.seq % 2 != 0 || strides.head % 2 != 0) return "gradients need even strides";
   }
@@ -49,7 +48,7 @@ bool are_launches_short(const Problem& p, const DeviceInfo& device) {
 bool takes_statistics_by_product(const Problem& p, const abi::BackwardConfig& config, bool whole) {
   const bool sums_dq = config.dq_mode == abi::DqMode::atomic || config.dq_mode == abi::DqMode::ordered;
   const bool timed = std::min(p.head_dim, p.head_dim_v) >= 64 && !p.packed && !p.seqused_q && !config.key_sums &&
-                     !(whole && p.window_left >= 0);
+                     !(whole && config.features.window_left);
   const float least = p.dtype == Dtype::float16 ? 0x1p-6f : 0x1p-30f, scale = std::abs(p.scale.value_or(1.0f));
   return sums_dq && timed && !config.features.touches_scores() && scale >= least && std::isfinite(scale);
 }
@@ -59,9 +58,8 @@ std::int64_t padded_rows(const Problem& p) { return sm90_padded_rows(p.total_q, 
 void reserve_floats(Plan& plan, abi::BackwardSm90Region region, std::int64_t floats) { reserve(plan, region, floats * 4); }
 
 /// Where keys are hidden from queries with which they are multiplied: kernels/backward/sm90/repair.cuh.
-bool may_need_repair(const Problem& p, const abi::BackwardConfig& config) {
-  return p.window_left >= 0 || p.window_right >= 0 || p.mask.present || p.dropout_p > 0 || p.key_lengths || p.seqused_kv ||
-         config.features.score_hides || has_tile_map(p);
+bool may_need_repair(const abi::Features& f) {
+  return f.hides_keys() || f.dropout || f.key_lengths || f.seqused_kv;
 }
 
 constexpr int repair_warps = 4;  // each takes a tile of keys
@@ -108,14 +106,15 @@ LaunchConfig row_config(abi::BackwardConfig config) {
 
 }  // namespace
 
-bool has_backward_bias_boxes(const Problem& p) {
+bool has_backward_bias_boxes(const Request& r) {
+  const Problem& p = r.problem;
   const bool lengths = p.packed || p.seqused_q;  // biases past the last query may be anything
-  return has_bias_boxes(p) && std::max(p.head_dim, p.head_dim_v) <= 64 && !lengths;
+  return has_bias_boxes(r) && std::max(p.head_dim, p.head_dim_v) <= 64 && !lengths;
 }
 
 namespace {
 
-std::vector<MapLayout> maps_of(const Problem& p) {
+std::vector<MapLayout> maps_of(const Problem& p, bool bias_boxes) {
   using enum MapSource;
   using namespace abi::backward_sm90_maps;
   constexpr int cluster = abi::backward_sm90_columns_cluster;
@@ -127,7 +126,7 @@ std::vector<MapLayout> maps_of(const Problem& p) {
   maps.push_back(rows_map(map_K, K, tile_rows));
   maps.push_back(rows_map(map_V, V, tile_rows));
   maps.push_back(rows_map(map_dO, dO, tile_rows));
-  if (has_backward_bias_boxes(p)) maps.push_back(bias_map(map_bias, p, tile_rows));
+  if (bias_boxes) maps.push_back(bias_map(map_bias, p, tile_rows));
   if (!is_split_by_columns(p)) return maps;
   maps.push_back(wide_map(map_rows_of_Q, Q, cluster));
   maps.push_back(wide_map(map_rows_of_K, K, cluster));
@@ -137,10 +136,13 @@ std::vector<MapLayout> maps_of(const Problem& p) {
 
 }  // namespace
 
-Plan lay_out_sm90_backward(const Problem& p, const DeviceInfo& device, bool whole) {
-  const BackwardSm90Structure structure = choose_backward_sm90_structure(p, device, whole);
+Plan lay_out_sm90_backward(const Request& r, bool whole) {
+  const Problem& p = r.problem;
+  const DeviceInfo& device = r.device;
+  const abi::Features& f = r.features;
+  const BackwardSm90Structure structure = choose_backward_sm90_structure(r, whole);
   // Wide kernels go over all tiles: a map would tell them of fewer steps than they count tiles by.
-  abi::BackwardConfig config{.features = structure.wide ? features_of(p) : features_with_map(p),
+  abi::BackwardConfig config{.features = structure.wide ? f : with_map(f),
                              .head_dim = static_cast<int>(p.head_dim),
                              .head_dim_v = static_cast<int>(p.head_dim_v),
                              .block_q = tile_rows,
@@ -148,10 +150,10 @@ Plan lay_out_sm90_backward(const Problem& p, const DeviceInfo& device, bool whol
                              .num_warps = structure.wide ? 12 : (structure.warpgroups + 1) * 4,
                              .num_stages = structure.stages,
                              .dq_mode = structure.dq_mode,
-                             .bias_boxes = has_backward_bias_boxes(p)};
+                             .bias_boxes = has_backward_bias_boxes(r)};
   const bool separate_dq = config.dq_mode == abi::DqMode::separate_kernel, direct = config.dq_mode == abi::DqMode::direct;
   Plan plan{.block_q = config.block_q, .block_kv = config.block_kv};
-  plan.maps = maps_of(p);
+  plan.maps = maps_of(p, config.bias_boxes);
   if (whole && !direct) plan.num_splits = num_gqa_splits(p, device, config);
   config.key_sums = plan.num_splits > 1;
   config.interleave_heads = interleaves_heads(p, device, config);
@@ -160,7 +162,7 @@ Plan lay_out_sm90_backward(const Problem& p, const DeviceInfo& device, bool whol
   config.mask_bits = whole && has_mask_bits(p, config);
 
   // dbias and dsink are made by kernels of other families, which take delta in the layout of lse.
-  const bool portable_parts = p.bias.present || p.sink || p.program_gradients != 0;
+  const bool portable_parts = f.bias || f.sink || p.program_gradients != 0;
   if (portable_parts) reserve_row_delta(p, plan);
   const std::int64_t rows = padded_rows(p) * p.heads_q;
   using Region = abi::BackwardSm90Region;
@@ -231,7 +233,7 @@ Plan lay_out_sm90_backward(const Problem& p, const DeviceInfo& device, bool whol
                {.unit = "backward/sm90/prepare", .entry = "backward_sm90_convert_keys", .config = row_source, .block = 128},
                ceil_div(p.seq_kv, tile_rows) * p.heads_kv * p.batch);
   }
-  const bool converts = !separate_dq && !direct, repairs = !direct && may_need_repair(p, config);
+  const bool converts = !separate_dq && !direct, repairs = !direct && may_need_repair(f);
   // In parts of a pass, dQ is converted by another part than the one that repairs.
   const bool together = converts && repairs && whole;
   if (converts && !together) {
@@ -261,10 +263,10 @@ Plan lay_out_sm90_backward(const Problem& p, const DeviceInfo& device, bool whol
 namespace {
 
 Answer plan_backward(const Request& r) {
-  std::string reason = reject_backward(r.problem, r.device);
+  std::string reason = reject_backward(r);
   if (!reason.empty()) return Refusal{std::move(reason)};
   if (r.part) return plan_sm90_backward_part(r);
-  return Offer{lay_out_sm90_backward(r.problem, r.device, true)};
+  return Offer{lay_out_sm90_backward(r, true)};
 }
 
 }  // namespace

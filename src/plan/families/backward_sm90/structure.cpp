@@ -3,8 +3,6 @@
 #include <algorithm>
 
 #include "plan/families/backward_sm90/tasks.h"
-#include "plan/masks.h"
-#include "plan/program.h"
 #include "support/ceil_div.h"
 
 namespace flash_attention::plan {
@@ -13,70 +11,77 @@ namespace {
 /// Whether tasks can accumulate into dQ in order without waiting long for each other. Under a causal mask they come one
 /// after another. Else those of a head begin together, and each waits until the one before is a step ahead: as many steps
 /// as a head has tiles of keys, which must be few of all that an SM works on.
-bool can_be_ordered(const Problem& p, const DeviceInfo& device) {
-  if (p.window_right >= 0 && p.seq_q >= p.seq_kv) return true;
-  return ceil_div(p.total_q, tile_rows) * p.heads_q >= 10 * device.num_sms;
+bool can_be_ordered(const Request& r) {
+  const Problem& p = r.problem;
+  if (r.features.window_right && p.seq_q >= p.seq_kv) return true;
+  return ceil_div(p.total_q, tile_rows) * p.heads_q >= 10 * r.device.num_sms;
 }
 
 /// The first one who adds to dQ can store instead, if it is known who is the first: the sums need not be zeroed. That is
 /// worth about 64 / length of the time. What it costs is the order of the tasks, the longest ones last under a causal mask:
 /// about 0.6 of an SM's mean task. In a window all tasks are alike.
-bool gains_by_order(const Problem& p, const DeviceInfo& device, std::int64_t block_kv) {
-  const std::int64_t tasks = ceil_div(p.total_kv, block_kv) * p.heads_kv, sms = device.num_sms;
-  if (chooses_steps(p) || !p.program.empty() || p.heads_q != p.heads_kv || p.seq_q < p.seq_kv || tasks < 4 * sms)
+bool gains_by_order(const Request& r, std::int64_t block_kv) {
+  const Problem& p = r.problem;
+  const abi::Features& f = r.features;
+  const std::int64_t tasks = ceil_div(p.total_kv, block_kv) * p.heads_kv, sms = r.device.num_sms;
+  if (chooses_steps(f) || f.score_program || p.heads_q != p.heads_kv || p.seq_q < p.seq_kv || tasks < 4 * sms)
     return false;
-  if (p.window_right < 0) return p.window_left < 0 && p.seq_kv <= 512;
-  if (p.window_left >= 0 && (p.window_left + p.window_right) * 4 <= p.seq_kv) return true;
+  if (!f.window_right) return !f.window_left && p.seq_kv <= 512;
+  if (f.window_left && (p.window_left + p.window_right) * 4 <= p.seq_kv) return true;
   return tasks * 100 >= p.total_kv / std::max<std::int64_t>(p.batch, 1) * sms;
 }
 
 /// Whether one tile has all keys of a head, and every query sees some of them: a task then does all that its head needs. It
 /// prepares its own queries, one tile after another, which must be few.
-bool can_be_direct(const Problem& p) {
+bool can_be_direct(const Request& r) {
+  const Problem& p = r.problem;
+  const abi::Features& f = r.features;
   constexpr std::int64_t max_keys = 2 * tile_rows, max_queries = 8 * tile_rows;
-  const bool lengths = has_lengths(p);
-  const bool light = !p.bias.present && !chooses_steps(p) && p.program.empty() && !p.sink;
-  const bool every_query_sees = p.window_left < 0 && (p.window_right < 0 || p.seq_q <= p.seq_kv);
+  const bool lengths = f.has_lengths();
+  const bool light = !f.bias && !chooses_steps(f) && !f.score_program && !f.sink;
+  const bool every_query_sees = !f.window_left && (!f.window_right || p.seq_q <= p.seq_kv);
   return light && !lengths && every_query_sees && std::max(p.head_dim, p.head_dim_v) <= 128 && p.head_dim_v <= p.head_dim &&
          p.seq_kv <= max_keys && p.seq_q * p.heads_q <= max_queries * p.heads_kv;
 }
 
 }  // namespace
 
-BackwardSm90Structure choose_backward_sm90_structure(const Problem& p, const DeviceInfo& device, bool whole) {
+BackwardSm90Structure choose_backward_sm90_structure(const Request& r, bool whole) {
+  const Problem& p = r.problem;
+  const abi::Features& f = r.features;
   const std::int64_t dim = std::max(p.head_dim, p.head_dim_v);
   // Options that read no memory need few registers: soft cap, ALiBi, dropout.
-  const bool light = !p.bias.present && !program_traits(p).score;
-  const int light_options = (p.softcap != 0) + p.alibi + (p.dropout_p != 0);
-  const bool plain = light && !chooses_steps(p) && light_options == 0;
-  const bool crowded = p.dropout_p != 0 && (p.packed || p.seqused_q || p.seqused_kv);
+  const bool light = !f.bias && !f.score_program;
+  const int light_options = int{f.softcap} + int{f.alibi} + int{f.dropout};
+  const bool plain = light && !chooses_steps(f) && light_options == 0;
+  const bool crowded = f.dropout && (f.packed || f.seqused_q || f.seqused_kv);
   if (dim > 128) return {.wide = true, .dq_mode = abi::DqMode::separate_kernel, .warpgroups = 1, .stages = plain ? 3 : 2};
-  if (whole && can_be_direct(p)) return {.dq_mode = abi::DqMode::direct, .warpgroups = 2, .stages = dim > 64 ? 2 : 3};
+  if (whole && can_be_direct(r)) return {.dq_mode = abi::DqMode::direct, .warpgroups = 2, .stages = dim > 64 ? 2 : 3};
   BackwardSm90Structure structure{.warpgroups = 2, .stages = 2};
   if (dim > 64) {
     // Other options need the registers that dQ would take, but for a bias of 16 bits or a short program by itself.
-    const bool lengths = p.packed || p.seqused_q || p.seqused_kv || has_tile_map(p);
-    const bool alone = !p.mask.present && light_options == 0 && !lengths;
-    const bool bias_alone = alone && p.bias.present && size_of(p.bias.dtype) == 2 && p.program.empty();
-    const ProgramTraits program = program_traits(p);
+    const bool lengths = f.packed || f.seqused_q || f.seqused_kv || f.has_mask_data();
+    const bool alone = !f.mask && light_options == 0 && !lengths;
+    const bool bias_alone = alone && f.bias && size_of(p.bias.dtype) == 2 && !f.score_program;
+    const ProgramTraits& program = r.program;
     constexpr int few_values = 8;  // tests/kernels/program_compile_test.cpp
     const bool is_short = program.values <= few_values && !program.loads_scores && !program.hides && !program.calls;
     const bool usual = p.head_dim == 128 && p.head_dim_v == 128;  // at 96 some of them spill
-    const bool program_alone = alone && !p.bias.present && program.score && is_short && usual;
+    const bool program_alone = alone && !f.bias && program.score && is_short && usual;
     if (!(light || bias_alone || program_alone) || crowded) structure.dq_mode = abi::DqMode::separate_kernel;
   } else {
     // Three have 160 registers a thread: one light option fits in.
     // Where they are few, tasks of two are shorter.
-    const bool few = ceil_div(p.seq_kv, 2 * tile_rows) * p.heads_kv * p.batch <= 2 * device.num_sms && !p.packed &&
+    const bool few = ceil_div(p.seq_kv, 2 * tile_rows) * p.heads_kv * p.batch <= 2 * r.device.num_sms && !p.packed &&
                      p.heads_q == p.heads_kv;
-    structure.warpgroups = light && light_options <= 1 && !crowded && !chooses_steps(p) && !few ? 3 : 2;
+    structure.warpgroups = light && light_options <= 1 && !crowded && !chooses_steps(f) && !few ? 3 : 2;
     structure.stages = 3;
   }
   if (structure.dq_mode == abi::DqMode::separate_kernel) return structure;
   if (p.deterministic) {
-    const bool ordered = !chooses_steps(p) && p.program.empty() && can_be_ordered(p, device);
+    const bool ordered = !chooses_steps(f) && !f.score_program && can_be_ordered(r);
     structure.dq_mode = ordered ? abi::DqMode::ordered : abi::DqMode::separate_kernel;
-  } else if (gains_by_order(p, device, structure.warpgroups * tile_rows)) {
+  } else if (gains_by_order(r, structure.warpgroups * tile_rows)) {
     structure.dq_mode = abi::DqMode::ordered;
   }
   return structure;

@@ -16,7 +16,7 @@ struct BackwardSm90Structure {
 };
 
 /// whole: of a whole pass, not of a part (parts.cpp).
-BackwardSm90Structure choose_backward_sm90_structure(const Problem& problem, const DeviceInfo& device, bool whole);
+BackwardSm90Structure choose_backward_sm90_structure(const Request& request, bool whole);
 
 /// The loop of a launch: what its warpgroups spend registers on.
 abi::BackwardLoop choose_loop(const abi::BackwardConfig& config);

@@ -2,22 +2,19 @@
 
 #include <algorithm>
 
-#include "plan/masks.h"
-#include "plan/program.h"
 #include "support/ceil_div.h"
 
 namespace flash_attention::plan {
-bool chooses_steps(const Problem& p) { return has_tile_map(p) || p.mask.present; }
+bool chooses_steps(const abi::Features& f) { return f.has_mask_data() || f.mask; }
 
 int num_gqa_splits(const Problem& p, const DeviceInfo& device, const abi::BackwardConfig& config) {
   const bool staged = (p.head_dim_v + 31) / 32 <= (p.head_dim + 31) / 32;  // dV leaves by dQ's staging buffer
   if (config.dq_mode == abi::DqMode::separate_kernel || !staged) return 1;
-  const bool options =
-      p.bias.present || p.softcap != 0 || p.alibi || p.dropout_p != 0 || chooses_steps(p) || program_traits(p).score;
-  if (options && std::max(p.head_dim, p.head_dim_v) > 64) return 1;  // they have taken the registers
+  const abi::Features& f = config.features;
+  if (f.touches_scores() && std::max(p.head_dim, p.head_dim_v) > 64) return 1;  // they have taken the registers
   const std::int64_t group = p.heads_q / std::max<std::int64_t>(p.heads_kv, 1);
   const std::int64_t tasks = ceil_div(p.seq_kv, config.block_kv) * p.heads_kv * p.batch, sms = device.num_sms;
-  const bool causal = p.window_right >= 0 && p.window_left < 0;
+  const bool causal = f.window_right && !f.window_left;
   const auto divided_until = [&](auto enough) {
     std::int64_t parts = 1;
     while (parts < group && (group % parts != 0 || !enough(tasks * parts))) ++parts;
@@ -38,15 +35,15 @@ int num_gqa_splits(const Problem& p, const DeviceInfo& device, const abi::Backwa
 
 bool interleaves_heads(const Problem& p, const DeviceInfo& device, const abi::BackwardConfig& config) {
   const std::int64_t row_bytes = 6 * p.head_dim + 2 * p.head_dim_v;  // of Q and its sums, and of dO
-  return config.dq_mode == abi::DqMode::atomic && p.window_left < 0 && p.window_right < 0 && !chooses_steps(p) &&
+  return config.dq_mode == abi::DqMode::atomic && !config.features.has_window() && !chooses_steps(config.features) &&
          !p.packed && 4 * p.seq_q <= p.seq_kv && 2 * p.total_q * p.heads_q * row_bytes <= device.l2_bytes;
 }
 
 bool splits_first(const Problem& p, const abi::BackwardConfig& config) {
   // The loop that reads the bytes of a boolean mask is scheduled worse with it at 64 columns: random masks of 8192 on an
   // H200 fell from 270 to 248 TFLOP/s; at 128 columns they rose from 415 to 420.
-  if (p.mask.present && std::max(p.head_dim, p.head_dim_v) <= 64) return false;
-  return chooses_steps(p) && config.dq_mode == abi::DqMode::atomic && !config.key_sums && !p.packed &&
+  if (config.features.mask && std::max(p.head_dim, p.head_dim_v) <= 64) return false;
+  return chooses_steps(config.features) && config.dq_mode == abi::DqMode::atomic && !config.key_sums && !p.packed &&
          p.head_dim_v <= p.head_dim;
 }
 

@@ -8,7 +8,7 @@
 namespace flash_attention::plan {
 
 /// Masks that are data or programs choose the steps of a task.
-bool chooses_steps(const Problem& problem);
+bool chooses_steps(const abi::Features& features);
 
 /// In how many parts a key head's queries are split between tasks: whole heads of the group, so many that all SMs end
 /// together. dK and dV are then summed in memory.

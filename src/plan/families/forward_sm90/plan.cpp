@@ -11,8 +11,6 @@
 #include "plan/features.h"
 #include "plan/kernel_config.h"
 #include "plan/kernel_table.h"
-#include "plan/masks.h"
-#include "plan/program.h"
 #include "plan/tensor_maps.h"
 #include "plan/workspace.h"
 
@@ -77,14 +75,15 @@ bool is_wide(const Problem& p) {
 
 }  // namespace
 
-bool has_bias_boxes(const Problem& p) {
+bool has_bias_boxes(const Request& r) {
+  const Problem& p = r.problem;
   const ScoreTensor& bias = p.bias;
   const auto fits = [](std::int64_t stride) { return stride >= 0 && stride % 8 == 0 && stride < (std::int64_t{1} << 39); };
-  return bias.present && size_of(bias.dtype) == 2 && !is_wide(p) && count_score_options(p) == 1 && p.seq_q > 1 &&
+  return r.features.bias && size_of(bias.dtype) == 2 && !is_wide(p) && count_score_options(r.features) == 1 && p.seq_q > 1 &&
          bias.q_stride > 0 && fits(bias.q_stride) && fits(bias.head_stride) && fits(bias.batch_stride);
 }
 
-std::vector<MapLayout> forward_sm90_maps(const Problem& p, int block_q, int block_kv) {
+std::vector<MapLayout> forward_sm90_maps(const Problem& p, int block_q, int block_kv, bool bias_boxes) {
   using enum MapSource;
   using namespace abi::forward_sm90_maps;
   const int rows = p.page_size != 0 ? rows_of_page_box(p, block_kv) : block_kv;
@@ -97,7 +96,7 @@ std::vector<MapLayout> forward_sm90_maps(const Problem& p, int block_q, int bloc
   maps.push_back(rows_map(map_K, key_rows(p, k, p.k_strides, p.head_dim), rows / cluster));
   maps.push_back(is_wide(p) ? wide_map(map_V, values, cluster) : rows_map(map_V, values, rows));
   maps.push_back(rows_map(map_O, query_rows(p, out, p.out_strides, p.head_dim_v), map_warpgroup_rows));
-  if (has_bias_boxes(p)) maps.push_back(bias_map(map_bias, p, block_kv));
+  if (bias_boxes) maps.push_back(bias_map(map_bias, p, block_kv));
   return maps;
 }
 
@@ -113,8 +112,8 @@ std::string reject_sm90(const Problem& p, const DeviceInfo& device) {
 namespace {
 
 /// As many tiles of biases as fit, three at most, in addition to two stages of keys.
-void add_bias_stages(const Problem& p, abi::ForwardConfig& config) {
-  if (!has_bias_boxes(p)) return;
+void add_bias_stages(const Request& r, abi::ForwardConfig& config) {
+  if (!has_bias_boxes(r)) return;
   config.num_stages = 2;
   config.bias_stages = 3;
   while (config.bias_stages > 0 && abi::forward_sm90_layout(config).shared_bytes > abi::forward_sm90_max_shared_bytes)
@@ -125,18 +124,19 @@ void add_bias_stages(const Problem& p, abi::ForwardConfig& config) {
 int warps_of(const Problem& p, int block_q) { return is_wide(p) ? 12 : (block_q / 64 + 1) * 4; }
 
 /// Two blocks with 64 rows each share the keys that they load: where they see them from the first to the last.
-std::string reject_cluster(const Problem& p) {
-  const bool from_the_first = p.window_left < 0 && !p.alibi && !p.left_padding && !program_traits(p).score;
-  if (!from_the_first || has_tile_map(p) || p.mask.present || p.packed || p.page_size != 0)
+std::string reject_cluster(const abi::Features& f) {
+  const bool from_the_first = !f.window_left && !f.alibi && !f.left_padding && !f.score_program;
+  if (!from_the_first || f.has_mask_data() || f.mask || f.packed || f.paged)
     return "two blocks share the keys of a head wider than 256 only without ALiBi, programs, a left edge, masks, pages and "
            "packed sequences";
   return {};
 }
 
 /// Of a tile that was requested: as many stages as fit, four at most, or nine of the smaller ones of wide heads.
-abi::ForwardConfig asked_config(const Problem& p, const DeviceInfo& device, const TileSize& asked) {
+abi::ForwardConfig asked_config(const Request& r, const TileSize& asked) {
+  const Problem& p = r.problem;
   const auto [block_q, block_kv] = asked;
-  abi::ForwardConfig config{.features = features_of(p),
+  abi::ForwardConfig config{.features = r.features,
                             .head_dim = static_cast<int>(p.head_dim),
                             .head_dim_v = static_cast<int>(p.head_dim_v),
                             .block_q = block_q,
@@ -145,45 +145,49 @@ abi::ForwardConfig asked_config(const Problem& p, const DeviceInfo& device, cons
                             .num_stages = is_wide(p) ? 9 : 4,
                             .page_rows = p.page_size != 0 ? rows_of_page_box(p, block_kv) : 0};
   config.loop.mask_words = choose_mask_words(config);
-  add_bias_stages(p, config);
-  const int fits = (device.shared_bytes + 1024) / abi::forward_sm90_blocks_per_sm(config) - 1024;
+  add_bias_stages(r, config);
+  const int fits = (r.device.shared_bytes + 1024) / abi::forward_sm90_blocks_per_sm(config) - 1024;
   while (config.num_stages > 1 && abi::forward_sm90_layout(config).shared_bytes > fits) --config.num_stages;
   return config;
 }
 
 /// A narrow window beside a mask: a tile of 64 queries sees three or four tiles of 64 keys. Of small ones less is computed
 /// and hidden, and blocks of one warpgroup, two to an SM, end their tiles one under the other (docs/lab/masks.md).
-bool sees_few_tiles(const Problem& p) {
+bool sees_few_tiles(const Request& r) {
+  const Problem& p = r.problem;
+  const abi::Features& f = r.features;
   const std::int64_t dim = std::max(p.head_dim, p.head_dim_v);
-  return has_tile_map(p) && count_score_options(p) == 0 && dim > 64 && dim <= 128 && p.window_left >= 0 &&
-         p.window_right >= 0 && p.window_left + p.window_right <= 2 * abi::mask_unit;
+  return f.has_mask_data() && count_score_options(f) == 0 && dim > 64 && dim <= 128 && f.window_left &&
+         f.window_right && p.window_left + p.window_right <= 2 * abi::mask_unit;
 }
 
-Sm90Tile choose_tile(const Problem& p, const DeviceInfo& device) {
+Sm90Tile choose_tile(const Request& r) {
+  const Problem& p = r.problem;
   if (is_wide(p)) {
     const std::int64_t row_tiles = (p.seq_q + 63) / 64;
     const bool in_pairs = row_tiles % 2 == 0 || row_tiles > 8;  // few rows are lost
-    const int block_q = in_pairs && reject_cluster(p).empty() ? 128 : 64;
-    return {block_q, abi::forward_sm90_wide_keys, asked_config(p, device, {64, abi::forward_sm90_wide_keys}).num_stages};
+    const int block_q = in_pairs && reject_cluster(r.features).empty() ? 128 : 64;
+    return {block_q, abi::forward_sm90_wide_keys, asked_config(r, {64, abi::forward_sm90_wide_keys}).num_stages};
   }
   const Sm90Tile small{64, 64};
-  if (sees_few_tiles(p) && has_precomputed_mask_bits(p, asked_config(p, device, {small.block_q, small.block_kv})))
+  if (sees_few_tiles(r) && has_precomputed_mask_bits(p, asked_config(r, {small.block_q, small.block_kv})))
     return small;
-  return choose_sm90_tile(p, device);
+  return choose_sm90_tile(r);
 }
 
-std::string reject_forward_tile(const Problem& p, const DeviceInfo& device, const TileSize& asked) {
+std::string reject_forward_tile(const Request& r, const TileSize& asked) {
+  const Problem& p = r.problem;
   const auto [block_q, block_kv] = asked;
   const std::int64_t dim = std::max(p.head_dim, p.head_dim_v);
-  if (is_wide(p) && block_q == 128 && block_kv == 128) return reject_cluster(p);
+  if (is_wide(p) && block_q == 128 && block_kv == 128) return reject_cluster(r.features);
   if (is_wide(p)) return block_q == 64 && block_kv == 128 ? "" : "heads wider than 256 have tiles of 64 x 128 or 128 x 128";
   if (block_q != 64 && block_q != 128 && block_q != 192) return "allowed are 64, 128 and 192 queries";
   if (block_q == 192 && dim > 64) return "192 queries fit in registers up to a head_dim of 64";
   if (block_kv != 32 && block_kv != 64 && block_kv != 128) return "allowed are 32, 64 and 128 keys";
   if (block_kv == 128 && dim > 128) return "128 keys fit in registers up to a head_dim of 128";
-  const bool masked = p.hidden_rows.bounds != 0 || p.block_mask.block_q != 0;
+  const bool masked = r.features.hidden_bounds != 0 || r.features.block_mask;
   if (masked && block_kv < abi::mask_unit) return "masks are known for blocks of 64 keys";
-  return asked_config(p, device, asked).num_stages >= 2 ? "" : "two stages do not fit in shared memory";
+  return asked_config(r, asked).num_stages >= 2 ? "" : "two stages do not fit in shared memory";
 }
 
 /// A stage has all columns of some values; they come from one page.
@@ -194,11 +198,12 @@ std::string reject_wide_pages(const Problem& p) {
          std::to_string(p.page_size);
 }
 
-std::string reject_forward(const Problem& p, const DeviceInfo& device) {
-  std::string reason = reject_sm90(p, device);
+std::string reject_forward(const Request& r) {
+  const Problem& p = r.problem;
+  std::string reason = reject_sm90(p, r.device);
   if (reason.empty() && p.head_dim_v > 512) reason = "needs a head_dim_v up to 512";
   // Found by repeated random problems on an H200, not by the emulator: docs/lab/masks.md.
-  const bool masked = has_tile_map(p) || p.mask.present;
+  const bool masked = r.features.has_mask_data() || r.features.mask;
   if (reason.empty() && masked && p.page_size != 0) reason = "takes no masks of keys in pages";
   if (reason.empty() && is_wide(p) && p.page_size != 0) reason = reject_wide_pages(p);
   if (reason.empty() && !(*p.scale > 0)) reason = "scale must be positive: the maximum is taken before scaling";
@@ -219,10 +224,10 @@ void reserve_parts(const Problem& p, int num_splits, Plan& plan) {
   reserve(plan, abi::ForwardSm90Region::statistics, heads * p.seq_q * 2 * 4);
 }
 
-void add_merge_launch(const Problem& p, Plan& plan) {
+void add_merge_launch(const Problem& p, abi::Type dtype, Plan& plan) {
   const std::int64_t warps = p.batch * p.heads_q * ((p.seq_q + 7) / 8) * ((p.head_dim_v + 63) / 64);
   const abi::ForwardConfig config{
-      .features = {.dtype = features_of(p).dtype}, .head_dim_v = static_cast<int>(p.head_dim_v), .num_warps = 8};
+      .features = {.dtype = dtype}, .head_dim_v = static_cast<int>(p.head_dim_v), .num_warps = 8};
   add_launch(plan,
              {.unit = "forward/sm90/merge",
               .entry = "forward_sm90_merge",
@@ -232,18 +237,21 @@ void add_merge_launch(const Problem& p, Plan& plan) {
              (warps + config.num_warps - 1) / config.num_warps);
 }
 
-Plan lay_out_forward(const Problem& p, const DeviceInfo& device, const Sm90Tile& tile) {
+Plan lay_out_forward(const Request& r, const Sm90Tile& tile) {
+  const Problem& p = r.problem;
+  const DeviceInfo& device = r.device;
+  const abi::Features& f = r.features;
   Plan plan{.block_q = tile.block_q, .block_kv = tile.block_kv};
-  plan.maps = forward_sm90_maps(p, tile.block_q, tile.block_kv);
+  plan.maps = forward_sm90_maps(p, tile.block_q, tile.block_kv, has_bias_boxes(r));
   const std::int64_t row_tiles = (p.seq_q + tile.block_q - 1) / tile.block_q;
   // Under a causal mask row tiles differ in length. Blocks take what is left, the longest first, or, where that costs more
   // than it gains, a long and a short one as a pair. A block remembers 256 of what it took. Masks that are data or programs
   // are often causal in parts (prefixes, spans, block diffusion): pairs cost nothing if there are many.
   const bool many = row_tiles * p.heads_q * p.batch >= 7LL * device.num_sms;
-  const bool masked = has_tile_map(p) || p.mask.present;
+  const bool masked = f.has_mask_data() || f.mask;
   const bool splits = tile.num_splits > 1;
-  const bool imbalanced = !splits && (p.window_right >= 0 || (masked && many)) && p.window_left < 0 && row_tiles > 1;
-  abi::ForwardConfig config{.features = tile.block_kv < abi::mask_unit ? features_of(p) : features_with_map(p),
+  const bool imbalanced = !splits && (f.window_right || (masked && many)) && !f.window_left && row_tiles > 1;
+  abi::ForwardConfig config{.features = tile.block_kv < abi::mask_unit ? f : with_map(f),
                             .head_dim = static_cast<int>(p.head_dim),
                             .head_dim_v = static_cast<int>(p.head_dim_v),
                             .block_q = tile.block_q,
@@ -261,16 +269,16 @@ Plan lay_out_forward(const Problem& p, const DeviceInfo& device, const Sm90Tile&
   const int cluster = abi::forward_sm90_cluster(config.head_dim, config.head_dim_v, config.block_q);
   // No pairs where each tile has an SM, and of two row tiles where all run at once, or where the second is short and blocks
   // take them in turn. A program is not worth another compilation.
-  const bool apart = all_tiles * cluster <= sms && p.program.empty();
+  const bool apart = all_tiles * cluster <= sms && !f.has_program();
   const bool two =
-      row_tiles == 2 && p.program.empty() && (all_tiles * cluster <= blocks_per_sm * sms || p.seq_q % tile.block_q != 0);
+      row_tiles == 2 && !f.has_program() && (all_tiles * cluster <= blocks_per_sm * sms || p.seq_q % tile.block_q != 0);
   // The first row tiles of a window are short, too; in the order of the heads blocks end up to a tenth apart.
-  const bool windowed = p.window_left >= 0 && !masked && row_tiles > 1 && all_tiles >= 4 * sms && !is_wide(p);
+  const bool windowed = f.window_left && !masked && row_tiles > 1 && all_tiles >= 4 * sms && !is_wide(p);
   const bool counted = windowed || (imbalanced && tile.block_q == 192 && !apart);
   const bool dynamic_scheduler = unknown || (counted && all_tiles <= 200 * sms);
   config.dynamic_scheduler = dynamic_scheduler;
   config.pair_tiles = imbalanced && !dynamic_scheduler && !apart && !two;
-  add_bias_stages(p, config);
+  add_bias_stages(r, config);
   const std::int64_t units = (config.pair_tiles ? (row_tiles + 1) / 2 : row_tiles) * p.heads_q * p.batch * tile.num_splits;
   if (dynamic_scheduler) plan.workspace_bytes = 256, plan.zeroed_bytes = sizeof(unsigned);
   if (splits) reserve_parts(p, tile.num_splits, plan);
@@ -286,23 +294,22 @@ Plan lay_out_forward(const Problem& p, const DeviceInfo& device, const Sm90Tile&
               .min_blocks_per_sm = blocks_per_sm,
               .programmatic_launch = masked},
              std::min<std::int64_t>(units, std::max(blocks_per_sm * device.num_sms / cluster, 1)) * cluster);
-  if (splits) add_merge_launch(p, plan);
+  if (splits) add_merge_launch(p, f.dtype, plan);
   return plan;
 }
 
 Answer plan_forward(const Request& r) {
-  const Problem& p = r.problem;
-  std::string reason = reject_forward(p, r.device);
+  std::string reason = reject_forward(r);
   if (!reason.empty()) return Refusal{std::move(reason)};
-  Sm90Tile tile = choose_tile(p, r.device);
-  if (has_tile_map(p) && tile.block_kv < abi::mask_unit)
+  Sm90Tile tile = choose_tile(r);
+  if (r.features.has_mask_data() && tile.block_kv < abi::mask_unit)
     return Refusal{"with these options blocks have 32 keys, and masks are known for 64"};
   if (r.tile) {
-    reason = reject_forward_tile(p, r.device, *r.tile);
+    reason = reject_forward_tile(r, *r.tile);
     if (!reason.empty()) return refuse_tile(*r.tile, reason);
-    tile = {r.tile->block_q, r.tile->block_kv, asked_config(p, r.device, *r.tile).num_stages};
+    tile = {r.tile->block_q, r.tile->block_kv, asked_config(r, *r.tile).num_stages};
   }
-  return Offer{lay_out_forward(p, r.device, tile)};
+  return Offer{lay_out_forward(r, tile)};
 }
 
 }  // namespace

@@ -4,13 +4,12 @@
 #include <optional>
 
 #include "plan/families/sm90.h"
-#include "plan/masks.h"
 #include "plan/program.h"
 
 namespace flash_attention::plan {
 
-int count_score_options(const Problem& p) {
-  return p.bias.present + p.mask.present + (p.dropout_p != 0) + (p.softcap != 0) + p.alibi + 2 * program_traits(p).score;
+int count_score_options(const abi::Features& f) {
+  return int{f.bias} + int{f.mask} + int{f.dropout} + int{f.softcap} + int{f.alibi} + 2 * int{f.score_program};
 }
 
 namespace {
@@ -22,8 +21,9 @@ std::int64_t count_row_tiles(const Problem& p, int block_q) {
 
 /// Up to a head_dim of 128, without options, lengths, masks or a left edge: short sequences, and so few row tiles that SMs
 /// would be idle. docs/lab/forward_sm90.md, "Small problems", has the measurements (H200).
-std::optional<Sm90Tile> choose_small_tile(const Problem& p, std::int64_t dim, std::int64_t sms) {
-  const bool causal = p.window_right >= 0;
+std::optional<Sm90Tile> choose_small_tile(const Request& r, std::int64_t dim, std::int64_t sms) {
+  const Problem& p = r.problem;
+  const bool causal = r.features.window_right;
   const std::int64_t tiles = count_row_tiles(p, 64), larger_tiles = count_row_tiles(p, 128);
   if (p.seq_q <= 128 && p.seq_kv < 512) {
     if (dim > 64) return !causal && tiles <= 2 * sms ? Sm90Tile{64, 64} : Sm90Tile{128, 64};
@@ -66,9 +66,10 @@ int count_splits(std::int64_t tiles, std::int64_t blocks, std::int64_t block_cyc
 }
 
 /// Few queries on many keys, without options, lengths, masks or a left edge.
-std::optional<Sm90Tile> choose_split_tile(const Problem& p, std::int64_t dim, std::int64_t sms) {
-  const bool causal = p.window_right >= 0;
-  if (p.seq_q <= 64 || p.sink || (causal && p.seq_kv < 2 * p.seq_q)) return std::nullopt;
+std::optional<Sm90Tile> choose_split_tile(const Request& r, std::int64_t dim, std::int64_t sms) {
+  const Problem& p = r.problem;
+  const bool causal = r.features.window_right;
+  if (p.seq_q <= 64 || r.features.sink || (causal && p.seq_kv < 2 * p.seq_q)) return std::nullopt;
   const int block_kv = dim <= 128 ? 128 : 64;
   const std::int64_t block_cycles = dim <= 64 ? 1900 : 2400;
   const int splits = count_splits(count_row_tiles(p, 128), (p.seq_kv + block_kv - 1) / block_kv, block_cycles, sms);
@@ -80,36 +81,37 @@ std::optional<Sm90Tile> choose_split_tile(const Problem& p, std::int64_t dim, st
 
 /// docs/lab/forward_sm90.md has the measurements (H200). What touches every score or every row needs registers of its
 /// own: those problems go with two warpgroups, since three have 160 registers a thread, or with narrower blocks of keys.
-Sm90Tile choose_sm90_tile(const Problem& p, const DeviceInfo& device) {
+Sm90Tile choose_sm90_tile(const Request& r) {
+  const Problem& p = r.problem;
+  const abi::Features& f = r.features;
   const std::int64_t dim = std::max(p.head_dim, p.head_dim_v);
-  const ProgramTraits program = program_traits(p);
+  const ProgramTraits& program = r.program;
   constexpr int few_values = 12;  // a program of so many in addition to S, P and O: tests/kernels/program_compile_test.cpp
-  const bool masked = has_tile_map(p) || p.mask.present;
-  const bool dropout = p.dropout_p != 0;
-  const int options = count_score_options(p);
+  const bool masked = f.has_mask_data() || f.mask;
+  const int options = count_score_options(f);
   // A mask by itself comes as words of bits (kernels/forward/sm90/mask.cuh).
   const bool loads_scores =
-      p.bias.present || (p.mask.present && options > 1) || program.loads_scores || program.values > few_values;
-  const bool lengths = has_lengths(p) || p.page_size != 0;
-  const bool windowed = p.window_left >= 0 || p.window_right >= 0;
-  const bool plain = options == 0 && !lengths && !masked && p.window_left < 0;
-  const std::int64_t sms = std::max(device.num_sms, 1);
+      f.bias || (f.mask && options > 1) || program.loads_scores || program.values > few_values;
+  const bool lengths = f.has_lengths() || f.paged;
+  const bool windowed = f.has_window();
+  const bool plain = options == 0 && !lengths && !masked && !f.window_left;
+  const std::int64_t sms = std::max(r.device.num_sms, 1);
   if (plain) {
-    if (const std::optional<Sm90Tile> split = choose_split_tile(p, dim, sms)) return *split;
+    if (const std::optional<Sm90Tile> split = choose_split_tile(r, dim, sms)) return *split;
   }
-  if (dim > 192) return {128, options > 1 || p.bias.present ? 32 : 64};
+  if (dim > 192) return {128, options > 1 || f.bias ? 32 : 64};
   if (dim > 128) return {128, options > 2 ? 32 : 64};
   // Biases of 16 bits come in pairs: of 128 keys they take 32 registers, which head dimensions up to 64 have to spare.
-  const bool bias_alone = p.bias.present && size_of(p.bias.dtype) == 2 && options == 1 && !lengths && !masked;
-  if (bias_alone && (dim <= 64 || has_bias_boxes(p)) && p.window_left < 0) return {128, 128, 4};
-  if (loads_scores || (dropout && (options > 1 || p.window_left >= 0))) return {128, 64};
-  const bool one_option = options == 1 && (dropout || p.softcap != 0 || p.alibi);
-  if (one_option && dim <= 64 && !lengths && !masked && p.window_left < 0 && p.seq_q >= 2048)
+  const bool bias_alone = f.bias && size_of(p.bias.dtype) == 2 && options == 1 && !lengths && !masked;
+  if (bias_alone && (dim <= 64 || has_bias_boxes(r)) && !f.window_left) return {128, 128, 4};
+  if (loads_scores || (f.dropout && (options > 1 || f.window_left))) return {128, 64};
+  const bool one_option = options == 1 && (f.dropout || f.softcap || f.alibi);
+  if (one_option && dim <= 64 && !lengths && !masked && !f.window_left && p.seq_q >= 2048)
     return {192, 64, 4};                                    // three warps a scheduler: 5 % of the time of 128 x 128
-  if (p.window_left >= 0 && dim > 64) return {128, 64, 4};  // 6 % fewer scores at the edges than with 128
-  if (p.window_left >= 0 && options == 0 && !lengths && !masked && p.seq_q >= 2048) return {192, 128, 4};
+  if (f.window_left && dim > 64) return {128, 64, 4};  // 6 % fewer scores at the edges than with 128
+  if (f.window_left && options == 0 && !lengths && !masked && p.seq_q >= 2048) return {192, 128, 4};
   if (plain) {
-    if (const std::optional<Sm90Tile> small = choose_small_tile(p, dim, sms)) return *small;
+    if (const std::optional<Sm90Tile> small = choose_small_tile(r, dim, sms)) return *small;
     if (dim <= 64 && p.seq_q > 128)
       return windowed && p.seq_q <= 1024 ? Sm90Tile{64, 64, 3} : Sm90Tile{192, 128, windowed ? 4 : 2};
     if (windowed && p.seq_q <= 1024 && p.seq_q > 128) return {128, 64, 4};

@@ -14,8 +14,8 @@ struct Sm90Tile {
 };
 
 /// How many options touch every score; a program counts as two.
-int count_score_options(const Problem& problem);
+int count_score_options(const abi::Features& features);
 
-Sm90Tile choose_sm90_tile(const Problem& problem, const DeviceInfo& device);
+Sm90Tile choose_sm90_tile(const Request& request);
 
 }  // namespace flash_attention::plan

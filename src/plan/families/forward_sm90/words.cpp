@@ -1,8 +1,7 @@
 #include "abi/forward_sm90.h"
 #include "abi/tile_map.h"
 #include "plan/families/sm90.h"
-#include "plan/masks.h"
-#include "plan/program.h"
+#include "plan/features.h"
 #include "plan/workspace.h"
 
 namespace flash_attention::plan {
@@ -11,11 +10,11 @@ namespace {
 // Words are made once for all heads. A boolean mask is read once to make its words: nothing else reads bytes as fast, and
 // they take an eighth of its room.
 constexpr std::int64_t fewest_heads = 8;
-std::int64_t most_word_bytes(const Problem& p) { return p.mask.present ? 256 << 20 : 32 << 20; }
+std::int64_t most_word_bytes(const abi::Features& f) { return f.mask ? 256 << 20 : 32 << 20; }
 
 /// Whether many heads share their words, or a boolean mask has them.
-bool are_worth_making(const Problem& p) {
-  return p.mask.present || (map_heads(p) * map_batches(p) == 1 && p.heads_q * p.batch >= fewest_heads);
+bool are_worth_making(const Problem& p, const abi::Features& f) {
+  return f.mask || (map_heads(p) * map_batches(p) == 1 && p.heads_q * p.batch >= fewest_heads);
 }
 
 /// Of all maps.
@@ -45,17 +44,18 @@ std::int64_t step_word_bytes(const Problem& p) {
 bool has_mask_bits(const Problem& p, const abi::BackwardConfig& config) {
   const bool two_warpgroups = config.block_kv == 2 * abi::mask_unit && config.num_warps == 12;
   if (!two_warpgroups || config.dq_mode != abi::DqMode::atomic || p.packed) return false;
-  const bool asked = p.mask.present || program_traits(p).visible;
-  return asked && are_worth_making(p) && step_word_bytes(p) <= most_word_bytes(p);
+  const abi::Features& f = config.features;
+  return (f.mask || f.mask_program) && are_worth_making(p, f) && step_word_bytes(p) <= most_word_bytes(f);
 }
 
 bool has_precomputed_mask_bits(const Problem& p, const abi::ForwardConfig& config) {
   // Those of a boolean mask are made for all rows and keys that there are, whatever a sequence uses of them.
-  const bool lengths = p.packed || (has_lengths(p) && (!p.mask.present || program_traits(p).visible));
+  const abi::Features& f = config.features;
+  const bool lengths = f.packed || (f.has_lengths() && (!f.mask || f.mask_program));
   abi::ForwardConfig itself = config;
   itself.block_q = 128;  // the kernel could make words by itself: then they are worth it
-  return !lengths && are_worth_making(p) && choose_mask_words(itself) != abi::MaskWords::none &&
-         choose_mask_words(reader_of(config)) != abi::MaskWords::none && word_bytes(p, config) <= most_word_bytes(p);
+  return !lengths && are_worth_making(p, f) && choose_mask_words(itself) != abi::MaskWords::none &&
+         choose_mask_words(reader_of(config)) != abi::MaskWords::none && word_bytes(p, config) <= most_word_bytes(f);
 }
 
 abi::ForwardConfig with_precomputed_mask_bits(const Problem& p, const abi::ForwardConfig& config, Plan& plan) {
