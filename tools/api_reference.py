@@ -19,9 +19,15 @@ MODULES = (
 )
 
 
+def shown(value: object) -> inspect.Signature:
+    """What it takes: `wrong` collects keywords that there are not."""
+    signature = inspect.signature(value)
+    return signature.replace(parameters=[each for name, each in signature.parameters.items() if name != "wrong"])
+
+
 def signature_of(value: object) -> str:
     try:
-        return str(inspect.signature(value))
+        return str(shown(value))
     except (TypeError, ValueError):
         return "(...)"
 
@@ -32,7 +38,7 @@ def call_of(name: str, value: object) -> str:
     if len(text) <= 88 or not callable(value):
         return text
     try:
-        signature = inspect.signature(value)
+        signature = shown(value)
     except (TypeError, ValueError):
         return text
     lines, keywords = [], False

@@ -1,9 +1,12 @@
 """New keys and values into a cache, with the rotary embedding of queries and keys: one kernel on a GPU."""
 
+from typing import NoReturn
+
 import torch
 from torch import Tensor
 
 from flash_attention import _core
+from flash_attention.arguments.keywords import refuse_keywords
 from flash_attention.arguments.narrow import as_bytes, scale_tensor
 from flash_attention.pytorch import ops as torch_ops
 
@@ -31,6 +34,7 @@ def append_kv(
     v_scale: Tensor | float | None = None,
     cache_dtype: str | None = None,
     q_out: Tensor | None = None,
+    **wrong: NoReturn,
 ) -> Tensor | None:
     """Writes k and v behind what the caches hold, and nothing else; cos and sin rotate k and q if given.
 
@@ -57,6 +61,8 @@ def append_kv(
     Returns the rotated queries, or None without q. If they are on the host, lengths, tables and positions without room
     are refused; on a GPU such rows are not written.
     """
+    if wrong:
+        refuse_keywords(append_kv, wrong)
     if q is not None and q_out is None:
         q_out = torch.empty_like(q)
     k_cache, v_cache, codes = as_bytes(k_cache, v_cache, cache_dtype)

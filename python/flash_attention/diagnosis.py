@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from flash_attention import _core, functional, installation
+from flash_attention.arguments.keywords import refuse_keywords
 from flash_attention.arguments.options import binding_arguments
 
 TYPE_CHECKING = False  # typing costs more to import than the rest of the package
@@ -75,4 +76,7 @@ def _bind(q, k, v, options):
     function = functional.attention_packed if "cu_seqlens_q" in options else functional.attention
     bound = inspect.signature(function).bind(q, k, v, **options)
     bound.apply_defaults()
+    wrong = bound.arguments.pop("wrong")
+    if wrong:
+        refuse_keywords(function, wrong)
     return binding_arguments(bound.arguments)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from flash_attention import _core
+from flash_attention.arguments.keywords import refuse_keywords
 from flash_attention.arguments.seeds import check_seed
 from flash_attention.routes import route
 
 TYPE_CHECKING = False  # typing costs more to import than the rest of the package
 if TYPE_CHECKING:
-    from typing import Any, Literal
+    from typing import Any, Literal, NoReturn
 
 
 def attention(
@@ -47,6 +48,7 @@ def attention(
     out_dtype: Any = None,
     attention_chunk: int = 0,
     precision: Literal["auto", "ieee", "fast", "tf32"] = "auto",
+    **wrong: NoReturn,
 ) -> Any:
     """softmax(scale * q k^T + ...) v, without ever storing the scores.
 
@@ -96,6 +98,8 @@ def attention(
     Returns:
         out, laid out as q with head_dim_v as last size; or (out, lse). A row that sees no key is 0, its lse -inf.
     """
+    if wrong:
+        refuse_keywords(attention, wrong)
     return route()(
         q, k, v, causal, window, softcap, alibi_slopes, bias, mask, hidden_rows, block_mask, key_lengths, seqused_q,
         seqused_kv, sink, dropout_p, seed, offset, scale, layout, alignment, deterministic, return_lse, kernel, score_mod,
@@ -142,6 +146,7 @@ def attention_packed(
     out_dtype: Any = None,
     attention_chunk: int = 0,
     precision: Literal["auto", "ieee", "fast", "tf32"] = "auto",
+    **wrong: NoReturn,
 ) -> Any:
     """attention() for sequences of different lengths, packed end to end, without padding.
 
@@ -160,6 +165,8 @@ def attention_packed(
     The other arguments are those of attention(). Returns out [total_q, heads_q, head_dim_v], or (out, lse) with lse
     float32 [heads_q, total_q].
     """
+    if wrong:
+        refuse_keywords(attention_packed, wrong)
     if cu_seqlens_q is None:
         raise TypeError("cu_seqlens_q: expected int32 [batch + 1], got None")
     if cu_seqlens_kv is None:
@@ -174,11 +181,13 @@ def attention_packed(
     )  # fmt: skip
 
 
-def dropout_mask(shape: tuple[int, int, int, int], dropout_p: float, seed: int, offset: int = 0) -> Any:
+def dropout_mask(shape: tuple[int, int, int, int], dropout_p: float, seed: int, offset: int = 0, **wrong: NoReturn) -> Any:
     """Which scores dropout keeps: a NumPy bool array of shape (batch, heads_q, seq_q, seq_kv).
 
     The same for every backend and kernel; a packed problem counts i and j inside each sequence.
     """
+    if wrong:
+        refuse_keywords(dropout_mask, wrong)
     import numpy
 
     keeps = numpy.empty(shape, dtype=numpy.bool_)

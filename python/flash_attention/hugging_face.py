@@ -6,6 +6,7 @@ import sys
 import torch
 
 from flash_attention.arguments.head_dim import padded
+from flash_attention.arguments.keywords import refuse_keywords
 from flash_attention.hugging_face_masks import LazyMask, make_mask
 
 # transformers takes "flash" in a name for FlashAttention-2 and its kin: it sends some models to its own kernel, and
@@ -14,7 +15,7 @@ from flash_attention.hugging_face_masks import LazyMask, make_mask
 NAMES = ("flash_attention", "exact_attention", "exact_flash_3")
 
 
-def register_transformers(*, flex: bool = False) -> None:
+def register_transformers(*, flex: bool = False, **wrong) -> None:
     """Makes attn_implementation="exact_attention", "flash_attention" and "exact_flash_3" known to transformers.
 
     flash_attention.register_transformers()
@@ -23,6 +24,8 @@ def register_transformers(*, flex: bool = False) -> None:
     With flex=True this library also takes the place of torch's FlexAttention: attn_implementation="flex_attention", with
     the BlockMask that transformers makes for it.
     """
+    if wrong:
+        refuse_keywords(register_transformers, wrong)
     from transformers import AttentionInterface, AttentionMaskInterface
 
     for name in NAMES:

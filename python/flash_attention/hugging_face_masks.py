@@ -41,7 +41,8 @@ def make_mask(*positional, **arguments):
     """The mask function that transformers calls: a LazyMask, a dense mask, or None where causality alone hides keys."""
     from transformers.masking_utils import sdpa_mask
 
-    if positional or not arguments.keys() >= _NEEDED or torch.compiler.is_compiling() or torch.jit.is_tracing():
+    # While compiling nothing else is asked: dynamo of torch 2.9 cannot compare sets.
+    if torch.compiler.is_compiling() or torch.jit.is_tracing() or positional or not arguments.keys() >= _NEEDED:
         return sdpa_mask(*positional, **arguments)
     bounds = _bounds(arguments["mask_function"])
     if isinstance(bounds, str):

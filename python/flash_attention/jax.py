@@ -12,6 +12,7 @@ import numpy
 from jax.custom_batching import custom_vmap
 
 from flash_attention import _core, functional
+from flash_attention.arguments.keywords import refuse_keywords
 from flash_attention.arguments.seeds import signed
 from flash_attention.arguments.shapes import check_tensors, lse_shape, score_width
 from flash_attention.options import Options, Tensors
@@ -48,6 +49,7 @@ def dot_product_attention(
     local_window_size=None,
     implementation=None,
     return_residual=False,
+    **wrong,
 ):
     """jax.nn.dot_product_attention: same arguments, same result. `implementation` is taken and changes nothing.
 
@@ -62,6 +64,8 @@ def dot_product_attention(
 
     A row that sees no key is 0 here; jax.nn gives the mean of all values.
     """
+    if wrong:
+        refuse_keywords(dot_product_attention, wrong)
     query, key, value = (jnp.asarray(array) for array in (query, key, value))
     whole = query.ndim == 4
     if not whole:

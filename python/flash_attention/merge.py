@@ -1,13 +1,16 @@
 """Attention over parts of the keys, put together: partial results are weighted by their lse."""
 
 from collections.abc import Sequence
+from typing import NoReturn
 
 import torch
 from torch import Tensor
 
+from flash_attention.arguments.keywords import refuse_keywords
+
 
 def merge_states(
-    out: Tensor | Sequence[Tensor], lse: Tensor | Sequence[Tensor], *, dtype: torch.dtype | None = None
+    out: Tensor | Sequence[Tensor], lse: Tensor | Sequence[Tensor], *, dtype: torch.dtype | None = None, **wrong: NoReturn
 ) -> tuple[Tensor, Tensor]:
     """(out, lse) over all keys, from those over each part of them. Differentiable in both.
 
@@ -20,6 +23,8 @@ def merge_states(
     The sum is taken in float32 (float64 for float64 parts), part after part: their order decides the last bits. A part
     with lse -inf counts nothing, whatever its out holds; a row without any other is 0 and its lse -inf.
     """
+    if wrong:
+        refuse_keywords(merge_states, wrong)
     outs, lses = list(out), list(lse)
     _check(outs, lses)
     wide = torch.promote_types(outs[0].dtype, torch.float32)

@@ -1,10 +1,12 @@
 """Tensors of 8 bits from tensors of 16 or 32: codes and the descales that go with them, and a rotation against outliers."""
 
 import math
-from typing import Literal
+from typing import Literal, NoReturn
 
 import torch
 from torch import Tensor
+
+from flash_attention.arguments.keywords import refuse_keywords
 
 _LARGEST = {torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0}
 _NAMES = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
@@ -21,6 +23,7 @@ def quantize(
     layout: Literal["bshd", "bhsd"] = "bshd",
     hadamard: bool = False,
     seed: int = 0,
+    **wrong: NoReturn,
 ) -> tuple[Tensor, Tensor]:
     """(codes, descale): x is about codes * descale, whose largest code is that of the type.
 
@@ -36,6 +39,8 @@ def quantize(
 
     Nothing waits for a GPU. A tensor of zeros has descales of 1; a NaN makes its descale NaN.
     """
+    if wrong:
+        refuse_keywords(quantize, wrong)
     dtype = _NAMES.get(dtype, dtype)
     if dtype not in _LARGEST:
         raise ValueError(f"dtype: got {dtype}; allowed are torch.float8_e4m3fn and torch.float8_e5m2")
@@ -70,12 +75,14 @@ def quantize(
 
 
 @torch.no_grad()
-def rotate(x: Tensor, seed: int = 0) -> Tensor:
+def rotate(x: Tensor, seed: int = 0, **wrong: NoReturn) -> Tensor:
     """x in float32 with its rows multiplied by an orthogonal matrix: random signs, then a Hadamard matrix.
 
     It spreads what sticks out in a few columns over all of them, and leaves q . k as it is where both are rotated. A
     head_dim that is no power of two is rotated in blocks of the largest power of two that divides it.
     """
+    if wrong:
+        refuse_keywords(rotate, wrong)
     dim = x.shape[-1]
     size = dim & -dim
     generator = torch.Generator("cpu").manual_seed(seed)

@@ -1,9 +1,12 @@
 """scaled_dot_product_attention with torch's signature and meaning."""
 
+from typing import NoReturn
+
 import torch
 
 from flash_attention import routes
 from flash_attention.arguments.head_dim import padded
+from flash_attention.arguments.keywords import refuse_keywords
 
 
 def scaled_dot_product_attention(
@@ -15,6 +18,7 @@ def scaled_dot_product_attention(
     is_causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,
+    **wrong: NoReturn,
 ) -> torch.Tensor:
     """torch.nn.functional.scaled_dot_product_attention: same arguments, same result.
 
@@ -28,6 +32,8 @@ def scaled_dot_product_attention(
 
     Inputs that the kernels do not take (float64, head_dim above 576) go to torch's own function.
     """
+    if wrong:
+        refuse_keywords(scaled_dot_product_attention, wrong)
     if attn_mask is None and _is_regular(query, key, value, dropout_p):
         return routes.route()(
             query, key, value, caller=_CALLER, causal=is_causal, scale=scale, dropout_p=dropout_p,

@@ -1,9 +1,10 @@
 """Sequences that begin alike: their common keys are read once for all of them, and the results are merged exactly."""
 
-from typing import Any
+from typing import Any, NoReturn
 
 from torch import Tensor
 
+from flash_attention.arguments.keywords import refuse_keywords
 from flash_attention.functional import attention
 from flash_attention.merge import merge_states
 from flash_attention.torch_cache import attention_over_cache
@@ -24,6 +25,7 @@ def shared_prefix_attention(
     sink: Tensor | None = None,
     scale: float | None = None,
     return_lse: bool = False,
+    **wrong: NoReturn,
 ) -> Any:
     """attention() of each sequence over the prefix of its group, then its own keys.
 
@@ -41,6 +43,8 @@ def shared_prefix_attention(
         causal: over the own keys, the last query sees the last key; the prefix is seen whole.
         softcap, sink, scale, return_lse: as in attention().
     """
+    if wrong:
+        refuse_keywords(shared_prefix_attention, wrong)
     batch, seq_q, heads, head_dim = _checked(q, prefix_k, prefix_v)
     groups = prefix_k.shape[0]
     options = {"softcap": softcap, "scale": scale, "return_lse": True}

@@ -3,12 +3,13 @@
 As pytorch.ops: eager code calls the binding, whatever traces goes through torch.ops.flash_attention.forward_cache.
 """
 
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
 from flash_attention import _core
+from flash_attention.arguments.keywords import refuse_keywords
 from flash_attention.arguments.names import refusal
 from flash_attention.arguments.narrow import as_bytes, scale_tensor
 from flash_attention.arguments.options import make_options, planned
@@ -51,6 +52,7 @@ def attention_over_cache(
     latent: bool = False,
     attention_chunk: int = 0,
     out: Tensor | None = None,
+    **wrong: NoReturn,
 ) -> Any:
     """attention() over a cache of keys and values, in pages or not. Forward only; nothing waits for a GPU.
 
@@ -74,6 +76,8 @@ def attention_over_cache(
 
     The other arguments are those of attention(). Returns out as q, or (out, lse); a backward pass through them is refused.
     """
+    if wrong:
+        refuse_keywords(attention_over_cache, wrong)
     return route()(
         q, k, v, seqused_kv, page_table, left_padding, cu_seqlens_q, max_seqlen_q, seqused_q, causal, window, softcap,
         alibi_slopes, mask, sink, scale, return_lse, kernel, invariant, k_scale, v_scale, cache_dtype, latent,

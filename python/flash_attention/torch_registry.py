@@ -4,6 +4,7 @@ import warnings
 
 import torch
 
+from flash_attention.arguments.keywords import refuse_keywords
 from flash_attention.options import Options, Tensors
 from flash_attention.pytorch import ops as torch_ops
 from flash_attention.pytorch import varlen as torch_varlen
@@ -46,9 +47,11 @@ def is_registered() -> bool:
 
 
 def why_torch(
-    query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False
+    query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False, **wrong
 ) -> str | None:
     """Why torch's scaled_dot_product_attention would not use this library for these arguments; None where it would."""
+    if wrong:
+        refuse_keywords(why_torch, wrong)
     if not is_registered():
         return "flash_attention.register() has not been called, or another implementation was activated since"
     if query.is_nested:

@@ -1,9 +1,13 @@
 """A refusal names what makes the argument right, in the caller's library, whichever library came first."""
 
+import inspect
+
+import flash_attention
 import numpy as np
 import pytest
 import torch
-from flash_attention import attention
+from flash_attention import attention, flash_attn, flash_attn_3, flash_attn_4, flash_mla, flashinfer, masks, parallel
+from flash_attention.arguments.keywords import refuse_keywords
 
 Q = torch.randn(2, 16, 2, 64)
 A = Q.numpy()
@@ -47,3 +51,87 @@ def test_two_libraries_in_one_call(name, first):
     library, got = ("a tensor of torch", "ndarray") if first == "torch" else ("an array of numpy", "Tensor")
     with pytest.raises(TypeError, match=f"^{name}: expected {library}, as q is, got {got}$"):
         attention(**call)
+
+
+def public_functions():
+    """Those with arguments, each once."""
+    found = {}
+    for module in (flash_attention, flash_attn, flash_attn_3, flash_attn_4, flash_mla, flashinfer, masks, parallel):
+        for name in getattr(module, "__all__", ()) or [name for name in vars(module) if not name.startswith("_")]:
+            function = None if name == "jax" else getattr(module, name)
+            if inspect.isfunction(function) and inspect.signature(function).parameters:
+                found[f"{module.__name__.removeprefix('flash_attention.')}.{name}"] = function
+    return found
+
+
+FUNCTIONS = public_functions()
+# Their options go to attention(), with tensors that come first.
+WITH_OPTIONS = ("flash_attention.explain", "flash_attention.compile")
+# Nothing but tensors or functions, which are given by place.
+BY_PLACE = ("and_masks", "or_masks", "get_", "append_paged", "merge_state", "fast_decode_plan")
+
+
+@pytest.mark.parametrize("name", [name for name in FUNCTIONS if not name.rpartition(".")[2].startswith(BY_PLACE)])
+def test_a_keyword_that_is_not_there(name):
+    function = FUNCTIONS[name]
+    parameters = inspect.signature(function).parameters.values()
+    required = [each for each in parameters if each.default is each.empty and each.kind is each.POSITIONAL_OR_KEYWORD]
+    tensors = [Q if name in WITH_OPTIONS else None for _ in required]
+    given = {}
+    if name == "flash_attention.create_block_mask":
+        tensors = [lambda b, h, i, j: i >= j]
+    with pytest.raises(TypeError, match="unexpected keyword argument 'no_such_thing'; there are "):
+        function(*tensors, **given, no_such_thing=1)
+
+
+@pytest.mark.parametrize(
+    ("function", "wrong", "right"),
+    [
+        (attention, "is_causal", "causal"),
+        (attention, "casual", "causal"),
+        (attention, "softmax_scale", "scale"),
+        (attention, "window_size", "window"),
+        (attention, "attn_mask", "mask or bias"),
+        (attention, "dropout", "dropout_p"),
+        (attention, "return_lsee", "return_lse"),
+        (attention, "soft_cap", "softcap"),
+        (attention, "logit_soft_cap", "softcap"),
+        (flash_attention.attention_over_cache, "cache_seqlens", "seqused_kv"),
+        (flash_attention.attention_packed, "max_seqlen_k", "max_seqlen_kv"),
+        (flash_attention.scaled_dot_product_attention, "causal", "is_causal"),
+        (flash_attention.flex_attention, "softmax_scale", "scale"),
+        (flash_attention.flashmask_attention, "dropout_p", "dropout"),
+        (flash_attention.FlashAttention(), "is_causal", "causal"),
+        (flash_attention.explain, "is_causal", "causal"),
+        (flash_attn.flash_attn_func, "is_causal", "causal"),
+        (flash_attn.flash_attn_func, "scale", "softmax_scale"),
+        (flash_attn_3.flash_attn_func, "window", "window_size"),
+        (flash_attn_4.flash_attn_func, "sinks", "learnable_sink"),
+    ],
+)
+def test_the_keyword_of_another_library(function, wrong, right):
+    with pytest.raises(TypeError, match=f"unexpected keyword argument '{wrong}'; it is called {right} here$"):
+        function(Q, Q, Q, **({"cu_seqlens_q": None} if function is flash_attention.attention_packed else {}), **{wrong: 1})
+
+
+def test_a_keyword_that_is_not_needed():
+    with pytest.raises(TypeError, match="'enable_gqa'; it is not needed: k and v may have fewer heads"):
+        attention(Q, Q, Q, enable_gqa=True)
+
+
+def test_names_of_one_thing_are_in_one_group():
+    from flash_attention.arguments import keywords
+
+    names = [name for group in keywords._SAME for name in group]
+    assert len(names) == len(set(names))
+    arguments = set(inspect.signature(attention).parameters) - {"wrong"}
+    for group in keywords._SAME:
+        assert len(arguments & set(group)) <= 2, group
+
+
+def test_the_names_that_are_said_are_those_of_the_function():
+    def function(q, *, causal, **wrong):
+        refuse_keywords(function, wrong)
+
+    with pytest.raises(TypeError, match=r"there are q, causal$"):
+        function(1, causal=2, other=3)

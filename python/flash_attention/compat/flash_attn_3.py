@@ -7,12 +7,13 @@ num_splits, pack_gqa, sm_margin and scheduler_metadata change nothing: the sched
 device. return_attn_probs and return_softmax_lse give (out, softmax_lse).
 """
 
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
 from flash_attention import functional
+from flash_attention.arguments.keywords import refuse_keywords
 from flash_attention.arguments.shapes import parts_of
 from flash_attention.arguments.tables import as_int32
 from flash_attention.compat.flash_attn import flash_attn_interface as fa2
@@ -48,8 +49,11 @@ def flash_attn_func(
     deterministic: bool = False,
     sm_margin: int = 0,
     return_attn_probs: bool = False,
+    **wrong: NoReturn,
 ) -> Any:
     """FlashAttention-2's function of this name, in FlashAttention-3's order."""
+    if wrong:
+        refuse_keywords(flash_attn_func, wrong)
     rest = {"qv": qv, "q_descale": q_descale, "k_descale": k_descale, "v_descale": v_descale}
     if _is_float8(q):
         options = _narrow(softmax_scale, causal, window_size, softcap, attention_chunk, rest)
@@ -74,8 +78,11 @@ def flash_attn_qkvpacked_func(
     num_heads_q: int | None = None,
     sm_margin: int = 0,
     return_attn_probs: bool = False,
+    **wrong: NoReturn,
 ) -> Any:
     """flash_attn_func for qkv [batch, seq, 3, heads, head_dim], or [batch, seq, num_heads_q + 2 * heads_k, head_dim]."""
+    if wrong:
+        refuse_keywords(flash_attn_qkvpacked_func, wrong)
     if qkv.dim() == 5:
         q, k, v = parts_of("qkv", qkv, 3)
     elif qkv.dim() == 4 and num_heads_q is not None and 0 < num_heads_q < qkv.shape[2]:
@@ -116,8 +123,11 @@ def flash_attn_varlen_func(
     deterministic: bool = False,
     sm_margin: int = 0,
     return_attn_probs: bool = False,
+    **wrong: NoReturn,
 ) -> Any:
     """FlashAttention-2's function of this name, in FlashAttention-3's order."""
+    if wrong:
+        refuse_keywords(flash_attn_varlen_func, wrong)
     rest = {"qv": qv, "q_descale": q_descale, "k_descale": k_descale, "v_descale": v_descale}
     if _is_float8(q):
         options = _narrow(softmax_scale, causal, window_size, softcap, attention_chunk, rest)
@@ -164,8 +174,11 @@ def flash_attn_with_kvcache(
     pack_gqa: bool | None = None,
     sm_margin: int = 0,
     return_softmax_lse: bool = False,
+    **wrong: NoReturn,
 ) -> Any:
     """FlashAttention-2's function of this name, in FlashAttention-3's order."""
+    if wrong:
+        refuse_keywords(flash_attn_with_kvcache, wrong)
     if _is_float8(q):
         q, rotary_cos, rotary_sin = (x if x is None else x.to(torch.bfloat16) for x in (q, rotary_cos, rotary_sin))
         if q_descale is not None:  # scores are linear in both
@@ -195,13 +208,19 @@ def flash_attn_with_kvcache(
 
 @torch.no_grad()
 def flash_attn_combine(
-    out_partial: Tensor, lse_partial: Tensor, out: Tensor | None = None, out_dtype: torch.dtype | None = None
+    out_partial: Tensor,
+    lse_partial: Tensor,
+    out: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    **wrong: NoReturn,
 ) -> tuple[Tensor, Tensor]:
     """(out, softmax_lse) of all keys, from those of parts of them.
 
     out_partial: [parts, batch, seq, heads, head_dim], or [parts, total, heads, head_dim]; lse_partial: the same without
     head_dim, natural logarithm. out: where the result is written; out_dtype: that of out_partial if None.
     """
+    if wrong:
+        refuse_keywords(flash_attn_combine, wrong)
     if out_partial.dim() not in (4, 5) or lse_partial.shape != out_partial.shape[:-1]:
         raise ValueError(
             f"out_partial, lse_partial: got shapes {list(out_partial.shape)} and {list(lse_partial.shape)}; expected "
@@ -238,8 +257,11 @@ def get_scheduler_metadata(
     num_splits: int = 0,
     pack_gqa: bool | None = None,
     sm_margin: int = 0,
+    **wrong: NoReturn,
 ) -> Tensor:
     """An empty int32 tensor, for scheduler_metadata: the schedule is made by the kernel, from the lengths of that call."""
+    if wrong:
+        refuse_keywords(get_scheduler_metadata, wrong)
     as_int32("cache_seqlens", cache_seqlens, (batch_size,))
     return torch.empty(0, dtype=torch.int32, device=cache_seqlens.device)
 
@@ -264,5 +286,5 @@ def _is_float8(q):
 
 def _narrow(scale, causal, window, softcap, attention_chunk, rest):
     """The same for attention() of float8 tensors."""
-    more = options_of_3({"qv": rest.pop("qv"), "attention_chunk": attention_chunk})
+    more = options_of_3(flash_attn_func, {"qv": rest.pop("qv"), "attention_chunk": attention_chunk})
     return {"scale": scale, "causal": causal, "window": window, "softcap": softcap, **rest, **more}

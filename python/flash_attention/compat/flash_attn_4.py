@@ -11,12 +11,13 @@ block_sparse_tensors_bwd change no result and nothing here.
 """
 
 import inspect
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
 from flash_attention import functional
+from flash_attention.arguments.keywords import refuse_keywords
 from flash_attention.compat.flash_attn_3 import with_qv
 from flash_attention.flex.block_mask import BlockMask
 from flash_attention.torch_cache import attention_over_cache
@@ -48,9 +49,12 @@ def flash_attn_func(
     return_lse: bool = False,
     gather_bwd_recompute_p: bool = False,
     gather_bwd_token_chunk: int | None = None,
+    **wrong: NoReturn,
 ) -> tuple[Tensor, Tensor | None]:
     """(out, lse) of q [batch, seq_q, heads, head_dim], k and v [batch, seq_k, heads_k, ...]; lse [batch, heads, seq_q],
     with qv [batch, seq_q, heads]. mask_mod stands in place of causal and window_size."""
+    if wrong:
+        refuse_keywords(flash_attn_func, wrong)
     _refuse(gather_kv_indices=gather_kv_indices, score_mod_bwd=score_mod_bwd)
     mods = _Mods(aux_tensors, aux_scalars, _Lengths(q.shape[1], k.shape[1]))
     options = _common(causal, window_size, softcap, learnable_sink, mask_mod, deterministic)
@@ -96,11 +100,14 @@ def flash_attn_varlen_func(
     disable_scheduler_metadata: bool = False,
     gather_bwd_recompute_p: bool = False,
     gather_bwd_token_chunk: int | None = None,
+    **wrong: NoReturn,
 ) -> tuple[Tensor, Tensor | None]:
     """The same for sequences of different lengths: each of q and of k, v is [total, heads, head_dim] with cu_seqlens, or
     [batch, seq, heads, head_dim], of which seqused counts. page_table int32 [batch, pages]: k and v are pages [num_pages,
     page_size, heads_k, head_dim]; forward only, without score_mod and mask_mod. lse is [heads, total_q] or [batch, heads,
     seq_q], with qv heads last."""
+    if wrong:
+        refuse_keywords(flash_attn_varlen_func, wrong)
     _refuse(gather_kv_indices=gather_kv_indices, score_mod_bwd=score_mod_bwd, block_sparse_tensors=block_sparse_tensors)
     options = _common(causal, window_size, softcap, learnable_sink, mask_mod, deterministic)
     dense = q.dim() == 4

@@ -6,11 +6,12 @@ refused.
 """
 
 import dataclasses
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
+from flash_attention.arguments.keywords import refuse_keywords
 from flash_attention.torch_cache import attention_over_cache
 
 __all__ = ["FlashMLASchedMeta", "flash_mla_with_kvcache", "get_mla_metadata"]
@@ -46,6 +47,7 @@ def flash_mla_with_kvcache(
     extra_topk_length: Tensor | None = None,
     *,
     k_scale: Tensor | float | None = None,
+    **wrong: NoReturn,
 ) -> tuple[Tensor, Tensor]:
     """Attention of q [batch, seq_q, heads_q, head_dim] over a cache of latent keys.
 
@@ -61,6 +63,8 @@ def flash_mla_with_kvcache(
     Returns out [batch, seq_q, heads_q, head_dim_v] and softmax_lse float32 [batch, heads_q, seq_q], natural logarithm, +inf
     for a query that sees no key.
     """
+    if wrong:
+        refuse_keywords(flash_mla_with_kvcache, wrong)
     refused = {
         "indices": indices,
         "attn_sink": attn_sink,

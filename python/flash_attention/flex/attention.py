@@ -6,6 +6,7 @@ import sys
 import torch
 
 from flash_attention import routes
+from flash_attention.arguments.keywords import refuse_keywords
 from flash_attention.arguments.options import make_options
 from flash_attention.arguments.seeds import signed
 from flash_attention.flex import passes
@@ -35,6 +36,7 @@ def flex_attention(
     kernel_options=None,
     *,
     return_aux=None,
+    **wrong,
 ):
     """softmax(score_mod(scale * q k^T) where mask_mod) v, forward and backward, on CPUs and GPUs.
 
@@ -49,6 +51,8 @@ def flex_attention(
         kernel_options: {"kernel": a name of kernels()}; torch's tuning options are accepted and change nothing.
         return_aux: torch's AuxRequest; lse alone.
     """
+    if wrong:
+        refuse_keywords(flex_attention, wrong)
     masks, kept = ([], None) if block_mask is None else (mask_mods_of(block_mask), kept_of(block_mask))
     of_query, of_key = query.shape, key.shape
     if len(of_query) == len(of_key) == 4:

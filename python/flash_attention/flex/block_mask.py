@@ -5,6 +5,7 @@ import math
 import torch
 from torch.nn.attention import flex_attention as torch_flex
 
+from flash_attention.arguments.keywords import refuse_keywords
 from flash_attention.flex import dense, torch_mask
 from flash_attention.masks.blocks import has_function
 from flash_attention.masks.prepared import new_kept
@@ -105,7 +106,7 @@ def create_block_mask(
     and what a version of torch has besides to compute them (with a leading underscore) change nothing."""
     for name in unused:
         if not name.startswith("_"):
-            raise TypeError(f"{name}: is not an argument of create_block_mask")
+            refuse_keywords(create_block_mask, {name: unused[name]})
     if not callable(mask_mod):
         raise TypeError(f"mask_mod: expected a function, got {type(mask_mod).__name__}")
     return BlockMask(mask_mod, B, H, Q_LEN, KV_LEN, BLOCK_SIZE)

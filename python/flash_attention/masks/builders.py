@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import operator
-from typing import Any
+from typing import Any, NoReturn
 
+from flash_attention.arguments.keywords import refuse_keywords
 from flash_attention.masks.intervals import LAST, IntervalMask
 
 
@@ -55,12 +56,16 @@ def _mask(columns, causal=False, window=(-1, -1), seq_q=None):
     return IntervalMask(rows.reshape(1, 1, *rows.shape), causal, window, seq_q)
 
 
-def documents(cu_seqlens: Any, *, causal: bool = True, total: int | None = None, device: Any = None) -> IntervalMask:
+def documents(
+    cu_seqlens: Any, *, causal: bool = True, total: int | None = None, device: Any = None, **wrong: NoReturn
+) -> IntervalMask:
     """Documents end to end in one sequence: a query sees its own.
 
     cu_seqlens: where each begins, and the end of the last, as attention_packed() takes it. total: keys of the sequence,
     cu_seqlens[-1] if None; what is behind the last document is one more.
     """
+    if wrong:
+        refuse_keywords(documents, wrong)
     torch = _torch()
     starts = _numbers("cu_seqlens", cu_seqlens, device)
     if not len(starts):
@@ -78,12 +83,14 @@ def documents(cu_seqlens: Any, *, causal: bool = True, total: int | None = None,
     return _mask([end, torch.full_like(end, LAST), torch.zeros_like(begin), begin])
 
 
-def tree(parents: Any, lengths: Any = None, *, device: Any = None) -> IntervalMask:
+def tree(parents: Any, lengths: Any = None, *, device: Any = None, **wrong: NoReturn) -> IntervalMask:
     """A tree of texts in depth-first order (a node before its children): a query sees the path from the root to itself.
 
     parents: of each node, -1 for a root. lengths: the tokens of each node, 1 if None. Causal, one bound: a key is hidden
     from the rows behind the last token of its subtree.
     """
+    if wrong:
+        refuse_keywords(tree, wrong)
     torch = _torch()
     parents = [int(parent) for parent in parents]
     sizes = [1] * len(parents)
@@ -113,15 +120,19 @@ def tree(parents: Any, lengths: Any = None, *, device: Any = None) -> IntervalMa
     return _mask([ends.to(torch.get_default_device() if device is None else device)], causal=True)
 
 
-def shared_prefix(prefix: int, suffixes: Any, *, device: Any = None) -> IntervalMask:
+def shared_prefix(prefix: int, suffixes: Any, *, device: Any = None, **wrong: NoReturn) -> IntervalMask:
     """A prompt and several answers to it, end to end: each answer sees the prompt and itself. Causal, one bound."""
+    if wrong:
+        refuse_keywords(shared_prefix, wrong)
     prefix = _whole("prefix", prefix)
     suffixes = [_whole(f"suffixes[{n}]", int(length)) for n, length in enumerate(suffixes)]
     return tree([-1, *(0,) * len(suffixes)], [prefix, *suffixes], device=device)
 
 
-def prefix_lm(prefix: Any, total: int, *, device: Any = None) -> IntervalMask:
+def prefix_lm(prefix: Any, total: int, *, device: Any = None, **wrong: NoReturn) -> IntervalMask:
     """The first `prefix` tokens see each other, the others see what is before them. prefix: an int, or one a sequence."""
+    if wrong:
+        refuse_keywords(prefix_lm, wrong)
     torch = _torch()
     lengths = _numbers("prefix", [prefix] if isinstance(prefix, int) else prefix, device)[:, None]
     keys = torch.arange(_whole("total", total), dtype=torch.int32, device=lengths.device)[None]
@@ -130,8 +141,10 @@ def prefix_lm(prefix: Any, total: int, *, device: Any = None) -> IntervalMask:
     return IntervalMask(rows[:, None].to(torch.int32))
 
 
-def spans(begins: Any, ends: Any, total: int, *, device: Any = None) -> IntervalMask:
+def spans(begins: Any, ends: Any, total: int, *, device: Any = None, **wrong: NoReturn) -> IntervalMask:
     """Causal, but the tokens of a span [begin, end) see each other: images in a text. Spans are sorted and lie apart."""
+    if wrong:
+        refuse_keywords(spans, wrong)
     torch = _torch()
     begins, ends = _numbers("begins", begins, device), _numbers("ends", ends, device)
     if begins.shape != ends.shape:
@@ -148,27 +161,33 @@ def spans(begins: Any, ends: Any, total: int, *, device: Any = None) -> Interval
     return _mask([torch.zeros_like(keys), end])
 
 
-def block_causal(block: int, total: int, *, device: Any = None) -> IntervalMask:
+def block_causal(block: int, total: int, *, device: Any = None, **wrong: NoReturn) -> IntervalMask:
     """Causal by blocks of `block` tokens: a token sees all of its own block, and the blocks before it."""
+    if wrong:
+        refuse_keywords(block_causal, wrong)
     torch = _torch()
     block = _whole("block", block, 1)
     keys = torch.arange(_whole("total", total), dtype=torch.int32, device=device)
     return _mask([torch.zeros_like(keys), keys // block * block])
 
 
-def sink_window(sink: int, window: int, total: int, *, device: Any = None) -> IntervalMask:
+def sink_window(sink: int, window: int, total: int, *, device: Any = None, **wrong: NoReturn) -> IntervalMask:
     """Causal: the last `window` keys, the query's own among them, and the first `sink` keys of all."""
+    if wrong:
+        refuse_keywords(sink_window, wrong)
     torch = _torch()
     sink, window = _whole("sink", sink), _whole("window", window)
     keys = torch.arange(_whole("total", total), dtype=torch.int32, device=device)
     return _mask([torch.where(keys < sink, LAST, (keys.long() + window).clamp(max=LAST))], causal=True)
 
 
-def block_diffusion(length: int, block: int, *, device: Any = None) -> IntervalMask:
+def block_diffusion(length: int, block: int, *, device: Any = None, **wrong: NoReturn) -> IntervalMask:
     """Training of block diffusion: [noised text, clean text], each `length` tokens in blocks of `block`.
 
     A noised block sees itself and the clean blocks before it; a clean block sees itself and the clean blocks before it.
     """
+    if wrong:
+        refuse_keywords(block_diffusion, wrong)
     torch = _torch()
     length, block = _whole("length", length), _whole("block", block, 1)
     keys = torch.arange(2 * length, dtype=torch.int32, device=device)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import struct
 import zlib
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
+from flash_attention.arguments.keywords import refuse_keywords
 from flash_attention.masks.blocks import BlockMask
 from flash_attention.masks.intervals import IntervalMask
 from flash_attention.masks.prepared import PreparedMask
@@ -25,6 +26,7 @@ def show(
     head: int = 0,
     seq_q: int | None = None,
     seq_kv: int | None = None,
+    **wrong: NoReturn,
 ) -> str:
     """A mask as text, a letter a tile: '#' all of it is visible, '+' some, ' ' nothing (never computed).
 
@@ -33,6 +35,8 @@ def show(
     tile: (queries, keys) of a tile. batch, head: which of them. seq_q, seq_kv: of a block mask, a function, and hidden
     rows where queries are not as many as keys.
     """
+    if wrong:
+        refuse_keywords(show, wrong)
     seen = visible(mask, batch, head, seq_q, seq_kv)
     tile_q, tile_kv = (tile, tile) if isinstance(tile, int) else tile
     classes = tile_classes(seen, tile_q, tile_kv)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
+from flash_attention.arguments.keywords import refuse_keywords
 from flash_attention.masks.intervals import LAST
 
 
@@ -24,6 +25,7 @@ def flashmask_attention(
     name: str | None = None,
     softmax_scale: float | None = None,
     block_mask: Any = None,
+    **wrong: NoReturn,
 ) -> Any:
     """Attention with FlashMask's column-wise mask; paddle.nn.functional.flashmask_attention on torch tensors.
 
@@ -37,6 +39,8 @@ def flashmask_attention(
         rng_name, name: taken, and change nothing.
         block_mask: int32 [batch|1, heads_kv|1, blocks of queries, blocks of keys] of 128 x 128; 0 hides a block.
     """
+    if wrong:
+        refuse_keywords(flashmask_attention, wrong)
     import torch
 
     from flash_attention import functional

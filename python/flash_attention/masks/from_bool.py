@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
+from flash_attention.arguments.keywords import refuse_keywords
 from flash_attention.masks.intervals import IntervalMask
 
 
-def from_bool(mask: Any, *, window: tuple[int, int] = (-1, -1), causal: bool = False) -> IntervalMask:
+def from_bool(mask: Any, *, window: tuple[int, int] = (-1, -1), causal: bool = False, **wrong: NoReturn) -> IntervalMask:
     """The hidden rows of a bool tensor [..., seq_q, seq_kv], True = visible, leading axes [batch|1, heads_kv|1].
 
     Each key may be hidden from at most two intervals of queries; what `causal` and `window` hide need not be in the mask.
     Raises ValueError for a mask that has more: attention(mask=...) takes any.
     """
+    if wrong:
+        refuse_keywords(from_bool, wrong)
     import torch
 
     if not isinstance(mask, torch.Tensor) or mask.dtype != torch.bool or not 2 <= mask.dim() <= 4:

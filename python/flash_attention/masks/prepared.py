@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 from flash_attention import _core
+from flash_attention.arguments.keywords import refuse_keywords
 from flash_attention.masks.blocks import BlockMask
 from flash_attention.masks.intervals import IntervalMask
 
@@ -29,7 +30,7 @@ class PreparedMask:
         return f"PreparedMask({self.mask!r})"
 
 
-def prepare(mask: Any) -> PreparedMask:
+def prepare(mask: Any, **wrong: NoReturn) -> PreparedMask:
     """The mask for many calls: a GPU finds out once which of its tiles are hidden or full, and not in each call.
 
     Args:
@@ -40,6 +41,8 @@ def prepare(mask: Any) -> PreparedMask:
     .data) is not. CUDA graphs prepare the mask in the graph, and a CPU has nothing to prepare. flex_attention keeps what
     it finds out about masks of create_block_mask without being asked.
     """
+    if wrong:
+        refuse_keywords(prepare, wrong)
     import torch
 
     if isinstance(mask, PreparedMask):

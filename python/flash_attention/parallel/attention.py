@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import torch
 from torch import Tensor
 
+from flash_attention.arguments.keywords import refuse_keywords
 from flash_attention.functional import attention, attention_packed
 from flash_attention.parallel import arguments, gather, ring, ulysses
 from flash_attention.parallel.agreement import Agreement
@@ -17,6 +18,7 @@ from flash_attention.pytorch.gradients import refuse
 from flash_attention.pytorch.untraced import untraced
 
 _PASSES = {"ring": ring, "all_gather": gather}
+_NO_OPTIONS = ("q", "k", "v", "mesh_or_group", "wrong")
 
 
 @untraced
@@ -45,6 +47,7 @@ def context_attention(
     return_lse: bool = False,
     timeout: float | None = None,
     kernel: str | None = None,
+    **wrong: NoReturn,
 ) -> Any:
     """attention() of the whole sequence for the rows that this rank holds. Every rank of the group calls it.
 
@@ -68,8 +71,10 @@ def context_attention(
         out, as q with head_dim_v as last size; or (out, lse). Differentiable in q, k, v, bias, sink and through lse.
         Gradients of sink, and of a bias that has one row for all, are this rank's share: add them up over the ranks.
     """
+    if wrong:
+        refuse_keywords(context_attention, wrong)
     if arguments.is_sharded(q):
-        options = {name: value for name, value in locals().items() if name not in ("q", "k", "v", "mesh_or_group")}
+        options = {name: value for name, value in locals().items() if name not in _NO_OPTIONS}
         local, mesh = to_local(q, k, v, mesh_or_group, packed=cu_seqlens is not None)
         return from_local(q, context_attention(*local, mesh, **options), return_lse)
     q, k, v = arguments.autocast(q, k, v)

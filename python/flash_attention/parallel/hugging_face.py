@@ -6,6 +6,7 @@ import torch
 import torch.distributed as dist
 
 from flash_attention.arguments.head_dim import _pad
+from flash_attention.arguments.keywords import refuse_keywords
 from flash_attention.parallel.attention import context_attention
 from flash_attention.parallel.layout import check_layout, shift_labels, split
 from flash_attention.parallel.peers import ParallelError, resolve_group
@@ -37,7 +38,7 @@ class Context:
         return 2 * self.world if self.layout == "zigzag" and self.world > 1 else self.world
 
 
-def parallelize_transformers(model, mesh_or_group=None, *, layout="zigzag", method="auto", gradients="mean"):
+def parallelize_transformers(model, mesh_or_group=None, *, layout="zigzag", method="auto", gradients="mean", **wrong):
     """Makes a causal language model of transformers train with context parallelism; returns it.
 
         model = parallelize_transformers(AutoModelForCausalLM.from_config(config), group)
@@ -51,6 +52,8 @@ def parallelize_transformers(model, mesh_or_group=None, *, layout="zigzag", meth
 
     gradients: how the gradients of ranks are joined: "mean" (DistributedDataParallel, FSDP) or "sum".
     """
+    if wrong:
+        refuse_keywords(parallelize_transformers, wrong)
     from transformers import AttentionInterface
 
     check_layout(layout)

@@ -6,10 +6,12 @@ zigzag: of 2 W equal chunks rank r holds numbers r and 2 W - 1 - r: under a caus
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
+
+from flash_attention.arguments.keywords import refuse_keywords
 
 LAYOUTS = ("zigzag", "contiguous")
 
@@ -39,20 +41,26 @@ def segments(seq: int, world: int, rank: int, layout: str) -> tuple[Segment, ...
     return tuple(Segment(chunk * size, size, index * size) for index, chunk in enumerate(mine))
 
 
-def positions(seq: int, world: int, rank: int, *, layout: str = "zigzag", device=None) -> Tensor:
+def positions(seq: int, world: int, rank: int, *, layout: str = "zigzag", device=None, **wrong: NoReturn) -> Tensor:
     """int64 [seq / world]: where each row of `rank` stands in the sequence."""
+    if wrong:
+        refuse_keywords(positions, wrong)
     parts = [torch.arange(s.begin, s.begin + s.length, device=device) for s in segments(seq, world, rank, layout)]
     return torch.cat(parts)
 
 
-def split(tensor: Tensor, world: int, rank: int, *, dim: int = 1, layout: str = "zigzag") -> Tensor:
+def split(tensor: Tensor, world: int, rank: int, *, dim: int = 1, layout: str = "zigzag", **wrong: NoReturn) -> Tensor:
     """The rows of `rank` of a tensor that holds the whole sequence along `dim`: a contiguous copy."""
+    if wrong:
+        refuse_keywords(split, wrong)
     parts = segments(tensor.shape[dim], world, rank, layout)
     return torch.cat([tensor.narrow(dim, part.begin, part.length) for part in parts], dim=dim).contiguous()
 
 
-def join(tensors: Sequence[Tensor], *, dim: int = 1, layout: str = "zigzag") -> Tensor:
+def join(tensors: Sequence[Tensor], *, dim: int = 1, layout: str = "zigzag", **wrong: NoReturn) -> Tensor:
     """The whole sequence from the rows of every rank: what split() took apart."""
+    if wrong:
+        refuse_keywords(join, wrong)
     world, local = len(tensors), tensors[0].shape[dim]
     pieces = []
     for rank, tensor in enumerate(tensors):
@@ -64,11 +72,13 @@ def join(tensors: Sequence[Tensor], *, dim: int = 1, layout: str = "zigzag") -> 
     return torch.cat([piece for _, piece in sorted(pieces, key=lambda entry: entry[0])], dim=dim)
 
 
-def shift_labels(labels: Tensor, *, cu_seqlens=None, ignore: int = -100) -> Tensor:
+def shift_labels(labels: Tensor, *, cu_seqlens=None, ignore: int = -100, **wrong: NoReturn) -> Tensor:
     """For next-token losses: labels[..., t + 1] at t, taken before the sequence is split; `ignore` at its end.
 
     With documents end to end, the last token of each predicts nothing.
     """
+    if wrong:
+        refuse_keywords(shift_labels, wrong)
     shifted = torch.full_like(labels, ignore)
     shifted[..., :-1] = labels[..., 1:]
     if cu_seqlens is not None:
@@ -77,17 +87,21 @@ def shift_labels(labels: Tensor, *, cu_seqlens=None, ignore: int = -100) -> Tens
     return shifted
 
 
-def document_positions(cu_seqlens, *, device=None) -> Tensor:
+def document_positions(cu_seqlens, *, device=None, **wrong) -> Tensor:
     """int64 [total]: positions that begin at 0 in every document; split() them like the tokens."""
+    if wrong:
+        refuse_keywords(document_positions, wrong)
     starts = torch.as_tensor(cu_seqlens, dtype=torch.int64, device=device)
     return torch.arange(int(starts[-1]), device=device) - torch.repeat_interleave(starts[:-1], starts.diff())
 
 
-def pad_packed(tensor: Tensor, cu_seqlens, world: int, *, dim: int = 0, layout: str = "zigzag", value=0):
+def pad_packed(tensor: Tensor, cu_seqlens, world: int, *, dim: int = 0, layout: str = "zigzag", value=0, **wrong: NoReturn):
     """(tensor, cu_seqlens) with rows of `value` at the end, as a separate document: the group divides the total.
 
     No real row moves or is dropped, and none of them sees the padding.
     """
+    if wrong:
+        refuse_keywords(pad_packed, wrong)
     check_layout(layout)
     chunks = 2 * world if layout == "zigzag" and world > 1 else world
     starts = [int(start) for start in cu_seqlens]

@@ -6,7 +6,9 @@ ring.py posts and waits.
 """
 
 from dataclasses import dataclass, field
+from typing import NoReturn
 
+from flash_attention.arguments.keywords import refuse_keywords
 from flash_attention.parallel import cut
 from flash_attention.parallel.heads import head_ranges
 from flash_attention.parallel.layout import check_layout
@@ -103,6 +105,7 @@ def plan(
     memory: float = 4000.0,
     backward: bool = False,
     show: bool = True,
+    **wrong: NoReturn,
 ) -> Plan:
     """The expected course of context_attention(); printed unless show=False.
 
@@ -113,6 +116,8 @@ def plan(
         memory: GB/s of a GPU's own memory, through which partial results are merged.
         backward: the backward pass, whose turns send dK and dV back, too.
     """
+    if wrong:
+        refuse_keywords(plan, wrong)
     check_layout(layout)
     links = bandwidth if isinstance(bandwidth, Links) else Links(bandwidth, bandwidth)
     model = _Model(

@@ -105,9 +105,11 @@ def workspace(like, size):
 
 
 def detached(tensors):
+    """For a binding without torch's exchange table, which takes no tensor that requires a gradient: (tensors, stream)."""
     device = tensors[0].device
     stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
-    return tuple(None if tensor is None else tensor.detach() for tensor in tensors), stream
+    kind = getattr(tensors, "_make", tuple)  # names are kept
+    return kind(None if tensor is None else tensor.detach() for tensor in tensors), stream
 
 
 def empty_results(tensors, options, need_lse):

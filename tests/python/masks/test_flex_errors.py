@@ -110,7 +110,7 @@ def test_block_masks_of_other_sizes(make):
 
 
 def test_arguments():
-    with pytest.raises(TypeError, match="BLOCKSIZE: is not an argument"):
+    with pytest.raises(TypeError, match="'BLOCKSIZE'; it is called BLOCK_SIZE here"):
         create_block_mask(causal, BLOCKSIZE=64)
     create_block_mask(causal, _compile=True)
     with pytest.raises(ValueError, match="return_lse: got True beside return_aux"):

@@ -275,7 +275,7 @@ def test_flashinfers_wrapper_over_caches_of_two_scales(device):
     planned(wrapper, [0, 2, 6], [3, 0, 1, 2, 5, 4], [2, 4], dtypes=(torch.bfloat16, torch.float8_e4m3fn))
     out = wrapper.run(q, pe, ckv, kpe, ckv_scale=0.25, kpe_scale=2.0)
     for b, pages in enumerate(([3, 0], [1, 2, 5, 4])):
-        keys = torch.cat((ckv[pages, 0].double() * 0.25, kpe[pages, 0].double() * 2.0), -1)
+        keys = torch.cat((ckv.double()[pages, 0] * 0.25, kpe.double()[pages, 0] * 2.0), -1)
         scores = torch.cat((q[b], pe[b]), -1).double() @ keys.T * 0.07
         torch.testing.assert_close(out[b].double(), scores.softmax(-1) @ keys[:, :64], **CLOSE[torch.bfloat16])
 

@@ -5,12 +5,13 @@ inputs need not be contiguous, and the calls run on CPU tensors too. The softmax
 in FlashAttention-3; FlashAttention-2 gives +inf.
 """
 
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
 from flash_attention.arguments.head_dim import padded
+from flash_attention.arguments.keywords import refuse_keywords
 from flash_attention.arguments.shapes import parts_of
 from flash_attention.compat.flash_attn.kv_cache import flash_attn_with_kvcache
 from flash_attention.compat.flash_attn.options_of_3 import options_of_3
@@ -97,7 +98,7 @@ def flash_attn_func(
     options = _options(
         dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, learnable_sink, s_aux
     )
-    return _with_probs(q, k, v, options | options_of_3(fa3), return_attn_probs)
+    return _with_probs(q, k, v, options | options_of_3(flash_attn_func, fa3), return_attn_probs)
 
 
 def flash_attn_qkvpacked_func(
@@ -110,8 +111,11 @@ def flash_attn_qkvpacked_func(
     alibi_slopes: Tensor | None = None,
     deterministic: bool = False,
     return_attn_probs: bool = False,
+    **wrong: NoReturn,
 ) -> Any:
     """flash_attn_func for qkv [batch, seq, 3, heads, head_dim]."""
+    if wrong:
+        refuse_keywords(flash_attn_qkvpacked_func, wrong)
     q, k, v = parts_of("qkv", qkv, 3)
     return flash_attn_func(
         q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs
@@ -129,8 +133,11 @@ def flash_attn_kvpacked_func(
     alibi_slopes: Tensor | None = None,
     deterministic: bool = False,
     return_attn_probs: bool = False,
+    **wrong: NoReturn,
 ) -> Any:
     """flash_attn_func for q [batch, seq_q, heads, head_dim] and kv [batch, seq_k, 2, heads_k, head_dim]."""
+    if wrong:
+        refuse_keywords(flash_attn_kvpacked_func, wrong)
     k, v = parts_of("kv", kv, 2)
     return flash_attn_func(
         q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs
@@ -170,7 +177,7 @@ def flash_attn_varlen_func(
     are read in place; for gradients or dropout those in use are gathered before the call.
     softmax_lse is [heads, total_q].
     """
-    more = options_of_3(fa3)
+    more = options_of_3(flash_attn_varlen_func, fa3)
     table = page_table if block_table is None else block_table
     if table is not None:
         wants_gradients = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (q, k, v))
@@ -213,8 +220,11 @@ def flash_attn_varlen_qkvpacked_func(
     alibi_slopes: Tensor | None = None,
     deterministic: bool = False,
     return_attn_probs: bool = False,
+    **wrong: NoReturn,
 ) -> Any:
     """flash_attn_varlen_func for qkv [total, 3, heads, head_dim]."""
+    if wrong:
+        refuse_keywords(flash_attn_varlen_qkvpacked_func, wrong)
     q, k, v = parts_of("qkv", qkv, 3, "[total")
     return flash_attn_varlen_func(
         q,
@@ -250,8 +260,11 @@ def flash_attn_varlen_kvpacked_func(
     alibi_slopes: Tensor | None = None,
     deterministic: bool = False,
     return_attn_probs: bool = False,
+    **wrong: NoReturn,
 ) -> Any:
     """flash_attn_varlen_func for q [total_q, heads, head_dim] and kv [total_k, 2, heads_k, head_dim]."""
+    if wrong:
+        refuse_keywords(flash_attn_varlen_kvpacked_func, wrong)
     k, v = parts_of("kv", kv, 2, "[total")
     return flash_attn_varlen_func(
         q,

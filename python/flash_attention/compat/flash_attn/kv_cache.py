@@ -115,7 +115,7 @@ def flash_attn_with_kvcache(
         "invariant": invariant,
         "k_scale": k_descale,
         "v_scale": v_descale,
-        **options_of_3(fa3),
+        **options_of_3(flash_attn_with_kvcache, fa3),
     }
     if qv is not None:
         check_qv(q, qv, v_cache)

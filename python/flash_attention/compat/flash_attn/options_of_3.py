@@ -1,14 +1,16 @@
 """FlashAttention-3's keywords: those that choose an implementation, those that are options, those that are not served."""
 
+from flash_attention.arguments.keywords import refuse_keywords
+
 _HINTS = ("num_splits", "pack_gqa", "sm_margin", "scheduler_metadata")
 _REFUSED = ("qv", "q_descale", "k_descale", "v_descale")  # where a function has no such argument; None is accepted
 
 
-def options_of_3(keywords):
-    """What attention() takes of them."""
+def options_of_3(function, keywords):
+    """What attention() takes of those that were given to the function besides its own."""
     for name, value in keywords.items():
         if name not in (*_HINTS, *_REFUSED, "attention_chunk"):
-            raise TypeError(f"{name}: is not an argument of FlashAttention-2 or FlashAttention-3")
+            refuse_keywords(function, {name: value})
         if name in _REFUSED and value is not None:
             raise NotImplementedError(f"{name}: got a value; only None is supported")
     chunk = keywords.get("attention_chunk")

@@ -1,12 +1,13 @@
 """FlashInfer's decoding: one query a sequence, or a few, over a cache."""
 
 import functools
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
 from flash_attention.arguments.head_dim import padded_cache, padded_narrow
+from flash_attention.arguments.keywords import refuse_keywords
 from flash_attention.compat.flashinfer.arguments import (
     check_heads,
     direct,
@@ -37,11 +38,14 @@ def single_decode_with_kv_cache(
     rope_scale: float | None = None,
     rope_theta: float | None = None,
     return_lse: bool = False,
+    **wrong: NoReturn,
 ) -> Any:
     """Attention of one query [num_qo_heads, head_dim] over k, v [kv_len, num_kv_heads, head_dim] (HND: heads first).
 
     window_left: so many keys before the last are seen; -1 = all. Returns out as q, or (out, lse [num_qo_heads] of base 2).
     """
+    if wrong:
+        refuse_keywords(single_decode_with_kv_cache, wrong)
     positions = Positions(pos_encoding_mode, rope_scale, rope_theta)
     if q.dim() != 2:
         raise ValueError(f"q: got shape {list(q.shape)}; expected [num_qo_heads, head_dim]")

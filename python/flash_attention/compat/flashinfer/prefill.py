@@ -1,12 +1,13 @@
 """FlashInfer's prefill: many queries a sequence, end to end, over a cache."""
 
 import functools
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
 from flash_attention.arguments.head_dim import padded_cache, padded_narrow
+from flash_attention.arguments.keywords import refuse_keywords
 from flash_attention.arguments.tables import check_starts
 from flash_attention.compat.flashinfer.arguments import (
     check_heads,
@@ -48,12 +49,15 @@ def single_prefill_with_kv_cache(
     kv_cache_sf: tuple[Tensor, Tensor] | None = None,
     k_scale: float | None = None,
     v_scale: float | None = None,
+    **wrong: NoReturn,
 ) -> Any:
     """Attention of q [qo_len, num_qo_heads, head_dim] over k, v [kv_len, num_kv_heads, head_dim] (HND: heads first).
 
     custom_mask: bool [qo_len, kv_len], True = visible; or packed_custom_mask, its bits in bytes, the lowest first. Either
     stands in place of causal. Returns out as q, or (out, lse [qo_len, num_qo_heads] of base 2).
     """
+    if wrong:
+        refuse_keywords(single_prefill_with_kv_cache, wrong)
     positions = Positions(pos_encoding_mode, rope_scale, rope_theta, causal and custom_mask is packed_custom_mask is None)
     refuse_given(scale_q=scale_q, scale_k=scale_k, scale_v=scale_v, kv_cache_sf=kv_cache_sf)
     if q.dim() != 3:
