@@ -16,7 +16,7 @@ struct DecodeLayout {
   int tile_warps;     // of those, the ones that share a tile; the others have the next one
   int warp_rows;      // rows of a warp that can exist
   int merge_columns;  // columns of O that the warps exchange at a time
-  int stage_bytes;    // a tile of K and one of V, and the scales of their rows
+  int stage_bytes;    // a tile of K and one of V, or of both, and the scales of their rows
   int q_bytes;
   int merge_bytes;
   int shared_bytes;
@@ -45,6 +45,14 @@ struct DecodeLayout {
     const int all = value_columns(config) * (splits_columns(config) ? 2 : 1);
     return is_narrow(key_type(config.features)) ? all / 2 : all;
   }
+  /// Columns of a row of K, too: latent keys begin with their values, and with what warps take for columns of V.
+  static constexpr int stored_key_columns(const ForwardConfig& config) {
+    const int own = stored_columns(config, config.head_dim), values = stored_value_columns(config);
+    return config.features.latent && values > own ? values : own;
+  }
+  static constexpr int stage_panels(const ForwardConfig& config) {
+    return panels(stored_key_columns(config)) + (config.features.latent ? 0 : panels(stored_value_columns(config)));
+  }
   /// Columns of O that the warps exchange at a time, in memory for 64 columns of each warp. Those that share rows write one
   /// after the other.
   static constexpr int exchanged_columns(const ForwardConfig& config, int warp_rows) {
@@ -59,10 +67,8 @@ struct DecodeLayout {
         tile_warps(key_warps / config.key_groups),
         warp_rows(min(config.block_q, 16)),
         merge_columns(exchanged_columns(config, warp_rows)),
-        stage_bytes(
-            config.block_kv * 128 *
-                (panels(stored_columns(config, config.head_dim)) + panels(stored_value_columns(config))) +
-            (config.features.token_scales ? config.block_kv * 8 : 0)),
+        stage_bytes(config.block_kv * 128 * stage_panels(config) +
+                    (config.features.token_scales ? config.block_kv * 8 : 0)),
         q_bytes(row_warps * 16 * 128 * panels(config.head_dim)),
         merge_bytes(config.num_warps * warp_rows * ((column_warps > 1 ? 64 : merge_columns) + 4) *
                     4),  // 4: so that rows begin in other banks

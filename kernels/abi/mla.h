@@ -6,7 +6,7 @@
 
 namespace flash_attention::abi {
 
-constexpr int mla_head_dim = 576;
+constexpr int mla_columns = 576;  // of a stage: the values, then the key's own columns, over which P is written
 constexpr int mla_head_dim_v = 512;
 constexpr int mla_block_q = 64;   // rows of a tile: those of a wgmma
 constexpr int mla_block_kv = 64;  // keys of a KV block
@@ -14,6 +14,6 @@ constexpr int mla_stages = 2;
 constexpr int mla_threads = 3 * 128;  // two warpgroups that attend, one that loads
 
 /// Q, and the stages, of 16-bit rows; barriers and statistics.
-constexpr int mla_shared_bytes = (mla_block_q + mla_stages * mla_block_kv) * mla_head_dim * 2 + 4096;
+constexpr int mla_shared_bytes = (mla_block_q + mla_stages * mla_block_kv) * mla_columns * 2 + 4096;
 
 }  // namespace flash_attention::abi

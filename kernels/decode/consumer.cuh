@@ -215,7 +215,7 @@ struct Consumer {
   __device__ __forceinline__ unsigned K_smem(int stage) const {
     return stage_smem + stage * static_cast<unsigned>(sizeof(typename SharedStorage::Stage));
   }
-  __device__ __forceinline__ unsigned V_smem(int stage) const { return K_smem(stage) + sizeof(KTile); }
+  __device__ __forceinline__ unsigned V_smem(int stage) const { return K_smem(stage) + SharedStorage::Stage::value_offset; }
   __device__ __forceinline__ unsigned scale_smem(int stage) const {
     return features.token_scales ? ptx::shared_address(&storage.scales[stage]) : 0;
   }

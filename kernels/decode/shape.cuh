@@ -31,10 +31,8 @@ struct ConsumerShape {
   static_assert(config.key_groups == 1 || (layout.row_warps == 1 && layout.column_warps == 1));
 
   struct SharedStorage {
-    struct Stage {
-      KTile K;
-      VTile V;
-    } stage[stages];
+    using Stage = DecodeStage<config>;
+    Stage stage[stages];
     QTile Q;
     typename FinishRows<config>::SharedStorage finish;
     // State that is the same for all threads and rarely read. It is here to save registers.

@@ -71,8 +71,14 @@ struct Loader {
       Cursor<config> now = cursor;
       if (takes(now.tile)) {
         store_scales(scale_smem);
-        copy<KTile, config.head_dim>(now, args.K, K_smem);
-        copy<VTile, config.head_dim_v>(now, args.V, V_smem);
+        if constexpr (features.latent) {
+          constexpr int values = config.head_dim_v / chunk_elements;
+          copy<KTile, config.head_dim_v, 0, values>(now, args.V, K_smem);
+          copy<KTile, config.head_dim - config.head_dim_v, values, KTile::columns / 8>(now, args.K, K_smem);
+        } else {
+          copy<KTile, config.head_dim>(now, args.K, K_smem);
+          copy<VTile, config.head_dim_v>(now, args.V, V_smem);
+        }
       }
       if (--left > 0) {
         now.next(args);
@@ -123,9 +129,11 @@ struct Loader {
     }
   }
 
-  template <typename Tile, int columns>
+  /// The columns of a tensor to chunks [first_chunk, end_chunk) of a tile; chunks past them become zero.
+  template <typename Tile, int columns, int first_chunk = 0, int end_chunk = Tile::columns / 8>
   __device__ __forceinline__ void copy(const Cursor<config>& now, const TensorView& view, unsigned tile_smem) const {
-    constexpr int chunks = Tile::columns / 8;
+    constexpr int chunks = end_chunk - first_chunk;
+    if constexpr (chunks == 0) return;
     const int kv_begin = now.tile * config.block_kv + first_row;
     const auto* base = static_cast<const Key*>(view.data) + now.item.kv_head_idx * view.head_stride;
     if constexpr (!features.paged) {
@@ -142,8 +150,8 @@ struct Loader {
         offset = ptx::shuffle(page, row) * view.batch_stride + ptx::shuffle(page_row, row) * view.seq_stride;
       }
       if (own_rows * chunks % 32 != 0 && row >= own_rows) continue;
-      ptx::copy_async(tile_smem + Tile::offset(first_row + row, chunk), base + offset + chunk * chunk_elements,
-                      exists ? 16 : 0);
+      ptx::copy_async(tile_smem + Tile::offset(first_row + row, first_chunk + chunk),
+                      base + offset + chunk * chunk_elements, exists ? 16 : 0);
     }
   }
 };

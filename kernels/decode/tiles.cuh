@@ -13,8 +13,21 @@ using namespace abi;
 
 template <ForwardConfig config>
 struct DecodeTiles {
-  using K = tile::SwizzledTile<config.block_kv, DecodeLayout::stored_columns(config, config.head_dim)>;
+  using K = tile::SwizzledTile<config.block_kv, DecodeLayout::stored_key_columns(config)>;
   using V = tile::SwizzledTile<config.block_kv, DecodeLayout::stored_value_columns(config)>;
+};
+
+/// K and V of a tile. Latent keys begin with their values.
+template <ForwardConfig config>
+struct DecodeStage {
+  typename DecodeTiles<config>::K K;
+  typename DecodeTiles<config>::V V;
+  static constexpr unsigned value_offset = sizeof(K);
+};
+template <ForwardConfig config>
+requires(config.features.latent) struct DecodeStage<config> {
+  typename DecodeTiles<config>::K K;
+  static constexpr unsigned value_offset = 0;
 };
 
 /// Named barriers of the warps that have the same keys (decode/sm90): 5 and 6. Barriers 1 to 4 have other uses.

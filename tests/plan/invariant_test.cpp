@@ -118,7 +118,6 @@ TEST(PlanInvariant, OptionsThatDecodeHasNotAreTaken) {
     return p;
   };
   for (const Problem& p : {with([](Problem& o) { o.program = "v = mul score 2.0\nscore = v\n"; }),
-                           with([](Problem& o) { o.latent = true, o.head_dim_v = 32; }),
                            with([](Problem& o) { o.q_dtype = o.kv_dtype = Dtype::float8_e4m3; }),
                            with([](Problem& o) { o.hidden_rows.bounds = 1; }), with([](Problem& o) {
                              o.block_mask = {64, 64, 0, 0, 2};

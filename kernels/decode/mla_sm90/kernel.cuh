@@ -6,7 +6,8 @@
 #include "ptx/matrix_store.cuh"
 #include "tile/tail.cuh"
 
-// Latent attention (MLA) for few queries, sm_90: wgmma, keys of 576 columns whose first 512 are the values, read once.
+// Latent attention (MLA) for few queries, sm_90: wgmma, keys of 512 to 576 columns whose first 512 are the values, read
+// once.
 //
 // Rows are packed, and tiles of keys are distributed over thread blocks, as in decode/sm80 (decode/schedule.cuh). A tile
 // has 64 rows, so O is 64 x 512 floats: each of two consumer warpgroups holds half of the columns, 128 registers a thread.
@@ -21,8 +22,8 @@
 //     O / sum -> global, or a part of it                                                                 finish.cuh
 //
 // So the softmax of one warpgroup overlaps with the products of the other. P overwrites the key's own columns in the stage
-// (the 64 columns that are not part of the value), which are not read any more. The third warpgroup is the producer
-// (producer.cuh).
+// (those that are not part of the value; there is room for 64 of them whatever a key has), which are not read any more. The
+// third warpgroup is the producer (producer.cuh).
 
 namespace flash_attention::mla {
 
@@ -238,8 +239,9 @@ __device__ __forceinline__ void decode_mla_sm90(const AttentionArgs& args) {
   using namespace mla;
   using Storage = SharedStorage<config>;
   static_assert(sizeof(Storage) <= mla_shared_bytes, "the planner reserves what SharedStorage needs");
-  static_assert(config.head_dim == mla_head_dim && config.head_dim_v == mla_head_dim_v && config.block_q == mla_block_q &&
-                config.block_kv == mla_block_kv && config.num_warps == 8 && config.features.latent);
+  static_assert(config.head_dim >= mla_head_dim_v && config.head_dim <= mla_columns &&
+                config.head_dim_v == mla_head_dim_v && config.block_q == mla_block_q && config.block_kv == mla_block_kv &&
+                config.num_warps == 8 && config.features.latent);
   constexpr bool narrow = is_narrow(key_type(config.features));
   auto& shared = ptx::shared_storage<Storage>();
   if (threadIdx.x == 0) {

@@ -24,6 +24,7 @@ using namespace abi::mla_maps;
 template <ForwardConfig config>
 struct Producer {
   static constexpr Features features = config.features;
+  static constexpr bool has_own = parts_of_stage<config> == most_parts;  // columns of the key that are not of its value
   using Element = ptx::Element<features.dtype>;
 
   const AttentionArgs& args;
@@ -75,7 +76,7 @@ struct Producer {
       ptx::mbarrier_arrive_expect_tx(shared.full[stage][half], panels_of_half * StageTile::panel_bytes);
       ptx::tma_load_5d(shared.stage[stage].bytes + half * panels_of_half * StageTile::panel_bytes, args.maps[map_values],
                        shared.full[stage][half], 0, at.row, half * panels_of_half, now.item.kv_head_idx, at.batch);
-      if (half == 1) {
+      if (half == 1 && has_own) {
         ptx::mbarrier_wait(shared.empty[stage][0], room);  // both warpgroups have read P, which was here
         ptx::mbarrier_arrive_expect_tx(shared.full[stage][2], StageTile::panel_bytes);
         ptx::tma_load_4d(shared.stage[stage].bytes + value_panels * StageTile::panel_bytes, args.maps[map_own],
@@ -95,6 +96,7 @@ struct Producer {
   __device__ __forceinline__ void copy(const decode::Cursor<config>& now, const TensorView& view, int stage, int column) {
     constexpr int lanes = 8;  // of a row
     const int chunk = lane % lanes;
+    const bool has_columns = first < value_panels || 8 * chunk < config.head_dim - config.head_dim_v;
     const auto* base =
         static_cast<const Element*>(view.data) + now.item.kv_head_idx * view.head_stride + column + chunk * 8;
     if constexpr (!features.paged) {
@@ -112,8 +114,8 @@ struct Producer {
         offset = ptx::shuffle(begin < 32 ? page[0] : page[1], row % 32) * view.batch_stride +
                  ptx::shuffle(begin < 32 ? page_row[0] : page_row[1], row % 32) * view.seq_stride;
       }
-      const bool exists = sees(now.item, j);
-      const Element* from = base + (exists ? offset : 0);
+      const bool exists = has_columns && sees(now.item, j);
+      const Element* from = exists ? base + offset : static_cast<const Element*>(view.data);
 #pragma unroll
       for (int panel = 0; panel < panels; ++panel) {
         ptx::copy_async(to + StageTile::offset(row, chunk) + panel * StageTile::panel_bytes, from + panel * 64,
@@ -147,8 +149,10 @@ struct Producer {
         copy<0, panels_of_half>(cursor, args.V, stage, 0);
       } else {
         copy<panels_of_half, panels_of_half>(cursor, args.V, stage, panels_of_half * 64);
-        ptx::mbarrier_wait(shared.empty[stage][0], room);  // both warpgroups have read P, which was here
-        copy<value_panels, 1>(cursor, args.K, stage, 0);
+        if constexpr (has_own) {
+          ptx::mbarrier_wait(shared.empty[stage][0], room);  // both warpgroups have read P, which was here
+          copy<value_panels, 1>(cursor, args.K, stage, 0);
+        }
       }
       for (int step = 1; step <= mla_stages && n + step < count; ++step) cursor.next(args);
       if (n + mla_stages < count) look_up(cursor);
@@ -157,10 +161,12 @@ struct Producer {
         ptx::copy_async_wait<0>();
         signal(stage, 0);
       } else {
-        ptx::copy_async_wait<1>();
+        ptx::copy_async_wait<has_own ? 1 : 0>();
         signal(stage, 1);
-        ptx::copy_async_wait<0>();
-        signal(stage, 2);
+        if constexpr (has_own) {
+          ptx::copy_async_wait<0>();
+          signal(stage, 2);
+        }
       }
     }
   }
@@ -181,6 +187,7 @@ constexpr int barrier_codes = 6;  // the warps that load
 template <ForwardConfig config>
 struct CodeProducer {
   static constexpr Features features = config.features;
+  static constexpr int parts = parts_of_stage<config>, own_columns = config.head_dim - config.head_dim_v;
   static constexpr Type code = key_type(features);
   static constexpr Type type = product_type<config>;
   static constexpr int block_bytes = mla_block_kv * 64;
@@ -216,9 +223,11 @@ struct CodeProducer {
     const int j = next.tile * mla_block_kv + first_row + lane % rows;
     if (!sees(next.item, j)) return;
 #pragma unroll
-    for (int i = 0; i < 3; ++i) {
-      const int line = 2 * i + lane / rows;  // of 128 bytes: five of the values and the key's own columns
-      const TensorView& view = line < 5 ? args.V : args.K;
+    for (int i = 0; i < parts; ++i) {
+      // Lines of 128 bytes: five of the values and the key's own columns, or four of the values.
+      const int line = 2 * i + lane / rows;
+      const bool of_values = parts < most_parts || line < 5;
+      const TensorView& view = of_values ? args.V : args.K;
       const auto* from = static_cast<const Element*>(view.data) + next.item.kv_head_idx * view.head_stride;
       if constexpr (features.paged) {
         from += page * view.batch_stride + page_row * view.seq_stride;
@@ -226,7 +235,7 @@ struct CodeProducer {
         const long long start = features.packed ? args.cu_seqlens_kv[next.item.batch_idx] : 0;
         from += next.item.batch_idx * view.batch_stride + (start + j) * view.seq_stride;
       }
-      ptx::prefetch_l2(from + (line < 5 ? tile::min(128 * line, mla_head_dim_v - 1) : 0));
+      ptx::prefetch_l2(from + (of_values ? tile::min(128 * line, mla_head_dim_v - 1) : 0));
     }
   }
 
@@ -257,8 +266,8 @@ struct CodeProducer {
     return from + lane % 4 * unit_bytes;
   }
 
-  /// Copies this warp's rows of a KV block, in three groups. A row's address is computed once; the copies then differ by
-  /// constants.
+  /// Copies this warp's rows of a KV block, in a group for each part. A row's address is computed once; the copies then
+  /// differ by constants.
   __device__ __forceinline__ void copy_block(const decode::Cursor<config>& now, int stage) const {
     const Element* from[2];
     int bytes[2];
@@ -278,13 +287,16 @@ struct CodeProducer {
       }
       ptx::copy_async_commit();
     }
+    if constexpr (parts == most_parts) {
+      const bool has_columns = lane % 4 * unit_bytes < own_columns;
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const Element* own = source(now, args.K, half);
-      if (bytes[half] == 0) own = static_cast<const Element*>(args.K.data);
-      ptx::copy_async(part_smem(stage, 2) + offset<1>(row_of(half), 0), own, bytes[half]);
+      for (int half = 0; half < 2; ++half) {
+        const Element* own = source(now, args.K, half);
+        if (bytes[half] == 0 || !has_columns) own = static_cast<const Element*>(args.K.data);
+        ptx::copy_async(part_smem(stage, 2) + offset<1>(row_of(half), 0), own, has_columns ? bytes[half] : 0);
+      }
+      ptx::copy_async_commit();
     }
-    ptx::copy_async_commit();
   }
 
   /// Reads the codes of this warp's rows of `count` panels, beginning with `first`, which is even: two units of a panel a
@@ -334,9 +346,10 @@ struct CodeProducer {
   /// Waits for this warp's copies of a part, but not for the parts after it, nor for those of the next KV block if they
   /// have been issued (ahead).
   __device__ __forceinline__ static void wait_for(int part, bool ahead) {
-    if (part == 0) ahead ? ptx::copy_async_wait<5>() : ptx::copy_async_wait<2>();
-    if (part == 1) ahead ? ptx::copy_async_wait<4>() : ptx::copy_async_wait<1>();
-    if (part == 2) ahead ? ptx::copy_async_wait<3>() : ptx::copy_async_wait<0>();
+    constexpr int last = parts - 1;
+    if (part == 0) ahead ? ptx::copy_async_wait<last + parts>() : ptx::copy_async_wait<last>();
+    if (part == 1) ahead ? ptx::copy_async_wait<last + parts - 1>() : ptx::copy_async_wait<last - 1>();
+    if (part == 2) ahead ? ptx::copy_async_wait<parts>() : ptx::copy_async_wait<0>();
     __syncwarp();  // every lane's copies have landed
   }
   /// Converts the codes of a part, and signals that it is ready.
@@ -394,10 +407,12 @@ struct CodeProducer {
         finish<panels_of_half>(stage, part);
         prefetch_next();
       }
-      issue_next(false);
-      wait_for(2, issued_now);
-      finish<1>(stage, 2);
-      prefetch_next();
+      if constexpr (parts == most_parts) {
+        issue_next(false);
+        wait_for(2, issued_now);
+        finish<1>(stage, 2);
+        prefetch_next();
+      }
       issue_next(true);
     }
   }

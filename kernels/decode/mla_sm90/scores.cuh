@@ -57,14 +57,15 @@ struct Scoring {
       const decode::Tokens tokens = decode::Item<config>::tokens_of(sequence, item.row_tile);
       shared.sequence = sequence;
       if constexpr (features.kv_scales) {
-        shared.k_scale = tile::head_scale<features>(args.K_scale, item.batch_idx, item.kv_head_idx);
+        const auto& scales = parts_of_stage<config> == most_parts ? args.K_scale : args.V_scale;
+        shared.k_scale = tile::head_scale<features>(scales, item.batch_idx, item.kv_head_idx);
         shared.v_by_k_scale = tile::head_scale<features>(args.V_scale, item.batch_idx, item.kv_head_idx) / shared.k_scale;
       }
       shared.seen_by_all =
           tile::Score<features>(args, sequence, item.kv_head_idx * config.group).keys_of_all(tokens.begin, tokens.end);
     }
     const Place place;
-    constexpr int chunks = mla_head_dim / 8;  // of a row, which a warp copies
+    constexpr int chunks = mla_columns / 8;  // of a row, which a warp copies; those that do not exist become zero
 #pragma unroll 1
     for (int row = place.thread / 32; row < mla_block_q; row += 2 * wg_threads / 32) {
       const int packed = item.row_tile * config.block_q + row, query = packed / config.group;
@@ -73,7 +74,9 @@ struct Scoring {
       const auto* from = tile::query_rows<const Element, features>(args.Q, sequence, head_idx).row(exists ? query : 0);
 #pragma unroll
       for (int chunk = place.lane; chunk < chunks; chunk += 32) {
-        ptx::copy_async(ptx::shared_address(&shared.Q) + StageTile::offset(row, chunk), from + 8 * chunk, exists ? 16 : 0);
+        const bool has_columns = exists && 8 * chunk < config.head_dim;
+        ptx::copy_async(ptx::shared_address(&shared.Q) + StageTile::offset(row, chunk),
+                        from + (has_columns ? 8 * chunk : 0), has_columns ? 16 : 0);
       }
     }
     ptx::copy_async_commit();
@@ -88,7 +91,7 @@ struct Scoring {
   __device__ __forceinline__ void divide_Q() const {
     using Chunk = ptx::Vector<unsigned, 4>;
     const Place place;
-    constexpr int chunks = mla_head_dim / 8, each = (chunks + 31) / 32;
+    constexpr int chunks = mla_columns / 8, each = (chunks + 31) / 32;
 #pragma unroll 1
     for (int row = place.thread / 32; row < mla_block_q; row += 2 * wg_threads / 32) {
       const unsigned Q = ptx::shared_address(&shared.Q);
@@ -130,6 +133,7 @@ struct Scoring {
   /// Waits for a part of the columns of KV block n, and issues its products of S = Q K^T.
   template <int part>
   __device__ __forceinline__ void issue_scores(Scores& S, int n) const {
+    if constexpr (part >= parts_of_stage<config>) return;
     auto& flat = reinterpret_cast<float(&)[mla_block_kv / 2]>(S);
     const Place place;
     ptx::mbarrier_wait(shared.full[place.warpgroup][part], n / mla_stages % 2);

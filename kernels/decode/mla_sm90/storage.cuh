@@ -17,7 +17,10 @@ namespace flash_attention::mla {
 using namespace abi;
 
 constexpr int wg_threads = 128;
-constexpr int parts_of_stage = 3;  // panels 0 to 3 and 4 to 7, the values; panel 8, the key's own columns
+/// Of a stage: panels 0 to 3 and 4 to 7, the values; panel 8, the key's own columns, if it has some.
+constexpr int most_parts = 3;
+template <ForwardConfig config>
+constexpr int parts_of_stage = config.head_dim > config.head_dim_v ? most_parts : 2;
 constexpr int value_panels = mla_head_dim_v / 64;
 constexpr int panels_of_half = value_panels / 2;
 
@@ -39,7 +42,7 @@ constexpr bool divides_Q = product_type<config> != config.features.dtype;
 template <ForwardConfig config>
 constexpr int log2_P_scale = divides_Q<config> ? 15 : 0;
 
-using StageTile = tile::SwizzledTile<mla_block_kv, mla_head_dim>;
+using StageTile = tile::SwizzledTile<mla_block_kv, mla_columns>;
 
 template <ForwardConfig config>
 struct SharedStorage {
@@ -48,7 +51,7 @@ struct SharedStorage {
     typename decode::FinishRows<config>::SharedStorage finish;  // at the end of an item, when Q is not needed any more
   };
   StageTile stage[mla_stages];  // K; its first panels are V, and its last one becomes P
-  ptx::Mbarrier full[mla_stages][parts_of_stage];
+  ptx::Mbarrier full[mla_stages][most_parts];
   ptx::Mbarrier empty[mla_stages][2];  // for each consumer warpgroup
   float max[2][mla_block_q];           // after an even and after an odd KV block; in units of scores
   float rescale[2][mla_block_q];       // factors of earlier sums
@@ -58,7 +61,7 @@ struct SharedStorage {
   float Q_factor[mla_block_q];         // divisors of the rows of Q
   decode::Cursor<config> cursor;       // the current item
   decode::Run<config> run;             // rarely read: not worth registers
-  float k_scale;                       // with 8-bit keys: the scale of the columns after the value
+  float k_scale;                       // with 8-bit keys: the scale of the columns after the value, or of all
   float v_by_k_scale;                  // the values' scale divided by it
   int done;                            // KV blocks of the run that are finished
   tile::Sequence sequence;

@@ -107,8 +107,8 @@ def _check(q, k_cache, block_table, cache_seqlens, head_dim_v, is_fp8_kvcache, k
             raise ValueError(f"{name}: got None; expected a tensor, for attention over all keys of the cache")
     if k_cache.shape[-1] != q.shape[-1]:
         raise ValueError(f"k_cache: got a head_dim of {k_cache.shape[-1]}; expected {q.shape[-1]}, as q")
-    if not 0 < head_dim_v < q.shape[-1]:
-        raise ValueError(f"head_dim_v: got {head_dim_v}; allowed are 8 to {q.shape[-1] - 8}, less than the head_dim of q")
+    if not 0 < head_dim_v <= q.shape[-1]:
+        raise ValueError(f"head_dim_v: got {head_dim_v}; allowed are 8 to {q.shape[-1]}, the head_dim of q")
     if is_fp8_kvcache and k_cache.dtype not in (torch.float8_e4m3fn, torch.uint8, torch.int8):
         raise ValueError(f"k_cache: got {k_cache.dtype}; expected float8_e4m3fn or its bytes, for is_fp8_kvcache")
     if not is_fp8_kvcache and (k_cache.element_size() == 1 or k_scale is not None):

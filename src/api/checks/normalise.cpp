@@ -23,14 +23,14 @@ void check_head_dim(const char* argument, std::int64_t got) {
   refuse(argument, std::to_string(got), "allowed are 1 to " + std::to_string(max_head_dim));
 }
 
-/// A key is its value and some columns more.
+/// A key is its value and some columns more, or none.
 void check_latent_dims(const Problem& p) {
   require(p.head_dim_v >= 8 && p.head_dim_v <= 512 && p.head_dim_v % 8 == 0, "head_dim_v", p.head_dim_v,
           "allowed are multiples of 8 from 8 to 512 where keys are latent");
-  if (p.head_dim > p.head_dim_v && p.head_dim <= 576 && p.head_dim % 8 == 0) return;
+  if (p.head_dim >= p.head_dim_v && p.head_dim <= 576 && p.head_dim % 8 == 0) return;
   refuse("head_dim", std::to_string(p.head_dim),
-         "allowed are multiples of 8 above head_dim_v, " + std::to_string(p.head_dim_v) +
-             ", and up to 576 where keys are latent");
+         "allowed are multiples of 8 from head_dim_v, " + std::to_string(p.head_dim_v) +
+             ", to 576 where keys are latent");
 }
 
 void check_score_strides(const char* argument, const ScoreTensor& tensor, const Problem& p) {

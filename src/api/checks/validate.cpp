@@ -36,7 +36,8 @@ void check_pointers(const Problem& p, Pass pass, const Buffers& b, Device device
   const bool queries = p.total_q > 0, keys = p.total_kv > 0;
   check_pointer("q", b.q, queries, backend.alignment(size_of(*p.q_dtype)));
   const std::size_t of_keys = backend.alignment(size_of(*p.kv_dtype));
-  check_pointer("k", b.k, keys, of_keys);
+  const bool values_alone = p.latent && p.head_dim == p.head_dim_v;  // k has no columns
+  check_pointer("k", b.k, keys && !values_alone, of_keys);
   check_pointer("v", b.v, keys, of_keys);
   const bool no_batch = p.batch == 0;  // though a cache may have keys
   const auto no_scale = [&](ScaleKind kind) { return !keys || (kind == ScaleKind::head && no_batch); };

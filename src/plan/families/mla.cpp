@@ -47,7 +47,7 @@ std::int64_t blocks_of_rows(const Problem& problem, const DeviceInfo& device) {
 abi::ForwardConfig configure(const Request& r) {
   const Problem& problem = r.problem;
   return {.features = r.features,
-          .head_dim = abi::mla_head_dim,
+          .head_dim = static_cast<int>(problem.head_dim),
           .head_dim_v = abi::mla_head_dim_v,
           .block_q = abi::mla_block_q,
           .block_kv = abi::mla_block_kv,
@@ -65,8 +65,8 @@ std::string reject(const Request& r) {
   if (device.arch != 90) return "wgmma needs sm_90; this is sm_" + std::to_string(device.arch);
   if (device.shared_bytes < abi::mla_shared_bytes) return "needs more shared memory";
   if (problem.dtype == Dtype::float32) return "wgmma takes float16 and bfloat16, not float32";
-  if (problem.head_dim != abi::mla_head_dim || problem.head_dim_v != abi::mla_head_dim_v) {
-    return "needs a head_dim of 576 and a head_dim_v of 512";
+  if (problem.head_dim > abi::mla_columns || problem.head_dim_v != abi::mla_head_dim_v) {
+    return "needs a head_dim_v of 512 and a head_dim of 512 to 576";
   }
   if (r.features.dropout) return "takes no dropout";
   if (r.features.token_scales) return "takes no scales of rows";
@@ -77,6 +77,7 @@ std::string reject(const Request& r) {
     }
   }
   const int of_keys = *problem.kv_dtype != problem.dtype ? 16 : 8;
+  if (problem.head_dim % of_keys != 0) return "needs 8-bit rows of a head_dim that is a multiple of 16";
   for (const Strides& strides : {problem.k_strides, problem.v_strides}) {
     if (strides.batch % of_keys != 0 || strides.seq % of_keys != 0 || strides.head % of_keys != 0) {
       return "needs strides of 8-bit rows that are multiples of 16";
@@ -88,8 +89,11 @@ std::string reject(const Request& r) {
 std::vector<MapLayout> maps_of(const Problem& p) {
   using namespace abi::mla_maps;
   const int chunks = static_cast<int>(p.head_dim_v) / 64;
-  return {chunks_map(map_values, key_rows(p, MapSource::v, p.v_strides, p.head_dim_v), abi::mla_block_kv, chunks / 2),
-          rows_map(map_own, key_rows(p, MapSource::k, p.k_strides, p.head_dim - p.head_dim_v), abi::mla_block_kv)};
+  const MapRows values = key_rows(p, MapSource::v, p.v_strides, p.head_dim_v);
+  std::vector<MapLayout> maps{chunks_map(map_values, values, abi::mla_block_kv, chunks / 2)};
+  const std::int64_t own = p.head_dim - p.head_dim_v;
+  if (own > 0) maps.push_back(rows_map(map_own, key_rows(p, MapSource::k, p.k_strides, own), abi::mla_block_kv));
+  return maps;
 }
 
 Plan lay_out(const Problem& problem, const DeviceInfo& device, const abi::ForwardConfig& config) {
@@ -126,7 +130,7 @@ std::span<const KernelEntry> mla_kernels() {
       .name = "decode/mla_sm90",
       .pass = Pass::forward,
       .device = DeviceKind::cuda,
-      .requirements = "sm_90; float16 or bfloat16; latent keys, head_dim 576 and head_dim_v 512; strides that are "
+      .requirements = "sm_90; float16 or bfloat16; latent keys, head_dim 512 to 576 and head_dim_v 512; strides that are "
                       "multiples of 8; no dropout",
       .takes = {.pages = true, .left_padding = true, .narrow_keys = true, .latent = true},
       .plan = plan_mla}};

@@ -46,6 +46,7 @@ TEST_P(DecodeCompile, WithoutSpills) {
   std::vector<Plan> plans;
   std::vector<Problem> problems{in_pages(decoding(128, 4, 1)), decoding(256, 8, 16)};
   if (!with_long_tail()) problems.pop_back();
+  if (with_long_tail() || arch == 80) problems.push_back(in_pages(decoding(512, 2, 1)));
   if (!with_long_tail() && arch != 80) problems.pop_back();  // on 90 with more options; archs_compile_test has a later one
   if (arch == 90) {  // tiles of 8, 16, 32 and 64 rows, with few options and with all
     if (with_long_tail()) problems.insert(problems.end(), {in_pages(decoding(128, 7, 4)), in_pages(decoding(256, 4, 4))});
@@ -80,7 +81,9 @@ TEST_P(DecodeCompile, WithoutSpills) {
     cluster.batch = 1;
     Problem two_warps = decoding(128, 8, 4);  // along the rows
     two_warps.batch = 2;
-    std::vector<Problem> loaded{in_pages(decoding(128, 4, 1)), all_options(128, 4, 1), narrow, cluster, two_warps};
+    std::vector<Problem> loaded{in_pages(decoding(128, 4, 1)), in_pages(decoding(512, 2, 1)),
+                                all_options(128, 4, 1),        narrow,
+                                cluster,                       two_warps};
     if (with_long_tail())
       loaded.insert(loaded.end(), {decoding(64, 8, 1), decoding(256, 4, 2), splits, all_options(128, 16, 4)});
     for (const Problem& problem : loaded) plans.push_back(make_plan(problem, Pass::forward, device, "decode/sm90"));

@@ -47,6 +47,23 @@ inline std::vector<Case> mla_cases(Dtype dtype) {
     p.seq_q = 5, p.window_left = 70, p.causal = true, p.left_padding = true, c.left_padding = {70, 5}, p.sink = true;
   });
   add("mla_options", [](Case&, Problem& p) { p.softcap = 4, p.alibi = true, p.heads_q = 6, p.heads_kv = 2; });
+  add("mla_values_alone", [](Case& c, Problem& p) {  // the whole key is the value
+    p.head_dim = 512, p.seq_kv = 331, p.seq_q = 2, p.causal = true, put_in_pages(c, 64, {331, 0, 70});
+  });
+  add("mla_values_alone_many_rows", [](Case& c, Problem& p) {
+    p.head_dim = 512, p.heads_q = 72, p.seq_kv = 451, p.batch = 1, c.draw = Draw::growing, put_in_pages(c, 16, {451});
+  });
+  add("mla_few_own_columns", [](Case& c, Problem& p) {
+    p.head_dim = 536, p.seq_kv = 259, p.seq_q = 3, p.causal = true, c.nan_value = 257, put_in_pages(c, 128, {259, 130});
+  });
+  add("mla_values_alone_int8", [](Case& c, Problem& p) {
+    p.head_dim = 512, p.kv_dtype = Dtype::int8, p.kv_scales = ScaleKind::head, p.seq_q = 2, p.causal = true;
+    put_in_pages(c, 64, {131, 0, 70});
+  });
+  add("mla_few_own_columns_e4m3", [](Case& c, Problem& p) {
+    p.head_dim = 544, p.kv_dtype = Dtype::float8_e4m3, p.kv_scales = ScaleKind::head, p.seq_kv = 259;
+    put_in_pages(c, 64, {259, 33});
+  });
   add("mla_bias", [](Case&, Problem& p) { p.bias = over(p, true, true, true), p.mask = over(p, true, false, true); });
   add("mla_packed_queries", [](Case& c, Problem& p) {
     pack(c, {3, 0, 1, 9}, {0, 0, 0, 0}), p.seq_kv = 131, p.total_kv = 0, c.cu_seqlens_kv.clear();

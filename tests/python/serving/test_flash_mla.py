@@ -111,6 +111,7 @@ def test_signatures():
         (2, 16, 1, 64, (576, 512), [97, 1, 0, 64], True, True),
         (4, 9, 1, 16, (576, 512), [67, 3], True, False),
         (1, 128, 1, 64, (576, 512), [71], False, True),
+        (2, 16, 1, 64, (512, 512), [97, 1, 0, 64], True, True),
         (3, 6, 2, 7, (96, 64), [131, 37, 2], True, True),
         (1, 8, 8, 1, (72, 8), [13, 29], False, False),
     ],
@@ -219,7 +220,7 @@ def test_traced(device):
 @pytest.mark.parametrize(
     "changed, message",
     [
-        ({"head_dim_v": 96}, "head_dim_v: got 96; allowed are 8 to 88"),
+        ({"head_dim_v": 104}, "head_dim_v: got 104; allowed are 8 to 96"),
         ({"head_dim_v": 60}, "head_dim_v: got 60"),
         ({"block_table": None}, "block_table: got None"),
         ({"cache_seqlens": None}, "cache_seqlens: got None"),

@@ -6,20 +6,11 @@ import itertools
 import pytest
 import reference
 import torch
-from flash_attention import attention_packed, flash_attn
-from torch.profiler import ProfilerActivity, profile
+from flash_attention import attention_packed, explain
+from flash_attention.torch_cache import attention_over_cache
 
 LAYERS = [pytest.param(256, (200, 0), id="256 in a window"), pytest.param(512, (-1, -1), id="512")]
 HEADS, KV_HEADS, LENGTHS, PAGE = 8, 4, [389, 0, 64, 131], 64
-
-
-def launched(call):
-    """(what the call returns, the names of its kernels)."""
-    call()
-    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
-        result = call()
-        torch.cuda.synchronize()
-    return result, [event.key for event in profiler.key_averages()]
 
 
 def assert_close(got, exact, plain, name):
@@ -46,15 +37,17 @@ def test_trains_packed(dim, window):
 
     ours = lambda q, k, v: attention_packed(q, k, v, cu, causal=True, window=window)  # noqa: E731
     plain = lambda q, k, v: reference.attention_packed(q, k, v, bounds, bounds, causal=True, window=window)[0]  # noqa: E731
-    got, names = launched(lambda: step(ours, torch.bfloat16))
+    got = step(ours, torch.bfloat16)
     expected, rounded = step(plain, torch.float64), step(plain, torch.bfloat16)
     for name, *three in zip(("out", "dq", "dk", "dv"), got, expected, rounded, strict=True):
         assert_close(*three, name)
-    assert any("forward_sm90" in name for name in names) and any("backward_sm90" in name for name in names), names
+    for backward, kernel in ((False, "forward/sm90"), (True, "backward/sm90")):
+        said = explain(*tensors, backward=backward, cu_seqlens_q=cu, causal=True, window=window)
+        assert kernel in said.splitlines()[0], said
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("tokens, kernel", [(1, "decode_sm90"), (3, "decode_sm90"), (190, "forward_sm90")])
+@pytest.mark.parametrize("tokens, kernel", [(1, "decode/sm90"), (3, "decode/sm90"), (190, "forward/sm90")])
 @pytest.mark.parametrize("dim, window", LAYERS)
 def test_attends_to_pages(dim, window, tokens, kernel):
     generator = torch.Generator("cuda").manual_seed(dim)
@@ -78,12 +71,9 @@ def test_attends_to_pages(dim, window, tokens, kernel):
         len(lengths), tokens, HEADS, dim, device="cuda", dtype=torch.bfloat16, generator=generator
     )
     used = torch.tensor(lengths, dtype=torch.int32, device="cuda")
-    out, names = launched(
-        lambda: flash_attn.flash_attn_with_kvcache(
-            q, *pages, cache_seqlens=used, block_table=table, causal=True, window_size=window
-        )
-    )
-    assert any(kernel in name for name in names), names
+    options = {"seqused_kv": used, "page_table": table, "causal": True, "window": window}
+    out = attention_over_cache(q, *pages, **options)
+    assert torch.equal(out, attention_over_cache(q, *pages, **options, kernel=kernel))  # it is the one that was chosen
     results = [
         torch.cat(
             [

@@ -25,6 +25,9 @@ std::vector<Case> latent_cases(Dtype dtype) {
     p.head_dim = 64, p.head_dim_v = 24, p.seq_q = 4, p.causal = true, put_in_pages(c, 7, {131, 60});
     p.k_strides = p.v_strides = {7 * 72, 72, 72};
   });
+  add("latent_values_alone", [](Case& c, Problem& p) {  // the whole key is the value
+    p.head_dim = 64, p.seq_q = 3, p.causal = true, put_in_pages(c, 16, {131, 60});
+  });
   add("latent_many_queries", [](Case& c, Problem& p) {
     p.seq_q = 67, p.causal = true, p.heads_q = 4, p.heads_kv = 2, put_in_pages(c, 32, {131, 90});
   });

@@ -136,21 +136,21 @@ class BatchMLAPagedAttentionWrapper:
         if narrow == (ckv_scale is None or (kpe_scale is None and q_pe.shape[-1] > 0)):
             expected = "both, for caches of 8 bits" if narrow else f"None, for caches of {ckv_cache.dtype}"
             raise ValueError(f"ckv_scale, kpe_scale: got {ckv_scale} and {kpe_scale}; expected {expected}")
-        latent = q_pe.shape[-1] > 0
-        q = torch.cat((q_nope, q_pe), dim=-1) if latent else q_nope
+        has_own = q_pe.shape[-1] > 0  # columns of a key that are not of its value
+        q = torch.cat((q_nope, q_pe), dim=-1) if has_own else q_nope
         values = ckv_cache[:, :, None]
         with_lse = return_lse or lse is not None  # lse= is written in any case
         found = attention_over_cache(
             q,
-            kpe_cache[:, :, None] if latent else values,
+            kpe_cache[:, :, None] if has_own else values[..., values.shape[-1] :],
             values,
             page_table=table_over(self._table, values),
             seqused_kv=self._lengths,
             cu_seqlens_q=self._starts,
             max_seqlen_q=self._tokens,
-            k_scale=kpe_scale if latent else ckv_scale,
+            k_scale=kpe_scale if has_own else ckv_scale,
             v_scale=ckv_scale,
-            latent=latent,
+            latent=True,
             return_lse=with_lse,
             **self._options,
         )

@@ -28,7 +28,8 @@ std::string reject_kind(const Request& r) {
   if (problem.dtype == Dtype::float32) return "needs a 16-bit dtype";
   if (r.features.dropout) return "takes no dropout";
   if (problem.head_dim % 8 != 0 || problem.head_dim_v % 8 != 0) return "needs head dimensions that are multiples of 8";
-  if (std::max(problem.head_dim, problem.head_dim_v) > 512) return "needs head dimensions up to 512";
+  if (!problem.latent && std::max(problem.head_dim, problem.head_dim_v) > 512) return "needs head dimensions up to 512";
+  if (problem.latent && *problem.kv_dtype != problem.dtype) return "takes no latent keys of 8 bits";
   if (*problem.scale <= 0) return "needs a positive scale";
   const auto multiples = [](const Strides& s, int of) { return s.batch % of == 0 && s.seq % of == 0 && s.head % of == 0; };
   for (const Strides& strides : {problem.q_strides, problem.k_strides, problem.v_strides, problem.out_strides}) {
@@ -120,7 +121,7 @@ Answer plan_decode(const Request& r, bool by_tma) {
   if (std::string reason = reject_kind(r); !reason.empty()) return Refusal{std::move(reason)};
   const std::optional<abi::ForwardConfig> config = choose_decode_tile(r, by_tma);
   if (!config) return Refusal{"needs more shared memory"};
-  if (problem.seq_q > max_queries && problem.page_size == 0 && !problem.invariant) {
+  if (problem.seq_q > max_queries && problem.page_size == 0 && !problem.invariant && !problem.latent) {
     return Refusal{"takes at most " + std::to_string(max_queries) + " queries of a sequence where there are no pages"};
   }
   if (decode_tiles(problem, *config) > std::numeric_limits<int>::max()) return Refusal{"more than 2^31 tiles"};
@@ -149,8 +150,8 @@ std::span<const KernelEntry> decode_kernels() {
                   .pass = Pass::forward,
                   .device = DeviceKind::cuda,
                   .requirements = "sm_80; float16 or bfloat16; at most 16 queries of a sequence, any number with pages or "
-                                  "invariant bits; strides that are multiples of 8; no dropout",
-                  .takes = {.pages = true, .left_padding = true, .invariant = true, .narrow_keys = true},
+                                  "invariant bits or latent keys; strides that are multiples of 8; no dropout",
+                  .takes = {.pages = true, .left_padding = true, .invariant = true, .narrow_keys = true, .latent = true},
                   .plan = plan_sm80}};
   return rows;
 }
