@@ -3,11 +3,22 @@
 #include <algorithm>
 #include <fstream>
 
+#include "api/option_table.h"
 #include "cli/output/format.h"
 #include "cli/problem/mask_flag.h"
 
 namespace flash_attention::cli {
 namespace {
+
+template <class T>
+void add_option(Json& json, const char* name, const T& value) {
+  json.add(name, value);
+}
+void add_option(Json& json, const char* name, float value) { json.add(name, static_cast<double>(value)); }
+void add_option(Json& json, const char* name, Precision value) { json.add(name, to_string(value)); }
+void add_option(Json& json, const char* name, const std::optional<float>& value) {
+  if (value) json.add(name, static_cast<double>(*value));
+}
 
 Json counters_json(const emulator::Counters& c) {
   Json json = Json::object();
@@ -27,10 +38,14 @@ Json to_json(const Problem& p) {
       .add("heads_kv", p.heads_kv)
       .add("seq_q", p.seq_q)
       .add("seq_kv", p.seq_kv);
-  json.add("head_dim", p.head_dim).add("head_dim_v", p.head_dim_v).add("dtype", to_string(p.dtype)).add("causal", p.causal);
-  json.add("window_left", p.window_left).add("window_right", p.window_right).add("softcap", static_cast<double>(p.softcap));
-  json.add("attention_chunk", p.attention_chunk).add("precision", to_string(p.precision));
-  json.add("alibi", p.alibi).add("dropout_p", static_cast<double>(p.dropout_p)).add("deterministic", p.deterministic);
+  json.add("head_dim", p.head_dim).add("head_dim_v", p.head_dim_v).add("dtype", to_string(p.dtype)).add("alibi", p.alibi);
+#define FLASH_ATTENTION_ADD_same(name) add_option(json, #name, p.name);
+#define FLASH_ATTENTION_ADD_call(name)
+#define FLASH_ATTENTION_ADD(kind, name, default_value, argument, expected, form, scores) FLASH_ATTENTION_ADD_##form(name)
+  FLASH_ATTENTION_CALL_OPTIONS(FLASH_ATTENTION_ADD)
+#undef FLASH_ATTENTION_ADD
+#undef FLASH_ATTENTION_ADD_call
+#undef FLASH_ATTENTION_ADD_same
   return json;
 }
 

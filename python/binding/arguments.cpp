@@ -9,17 +9,24 @@ namespace {
 
 constexpr const char* names_of_arguments[] = {
 #define FLASH_ATTENTION_NAME(name) #name,
+#define FLASH_ATTENTION_OPTION(kind, name, ...) #name,
     FLASH_ATTENTION_CALL_TENSORS(FLASH_ATTENTION_NAME) FLASH_ATTENTION_CALL_ARGUMENTS(FLASH_ATTENTION_NAME)
+        FLASH_ATTENTION_NAMED_OPTIONS(FLASH_ATTENTION_OPTION)
+#undef FLASH_ATTENTION_OPTION
 #undef FLASH_ATTENTION_NAME
 };
+
+#define FLASH_ATTENTION_OPTION(kind, name, ...) arg_##name,
+constexpr int order_of_named[] = {FLASH_ATTENTION_NAMED_OPTIONS(FLASH_ATTENTION_OPTION)};
 
 constexpr int order_of_attention[] = {
     arg_causal,        arg_window,     arg_softcap,     arg_alibi_slopes, arg_bias,       arg_mask,
     arg_hidden_rows,   arg_block_mask, arg_key_lengths, arg_seqused_q,    arg_seqused_kv, arg_sink,
     arg_dropout_p,     arg_seed,       arg_offset,      arg_scale,        arg_layout,     arg_alignment,
     arg_deterministic, arg_return_lse, arg_kernel,      arg_score_mod,    arg_mask_mod,   arg_invariant,
-    arg_tile,          arg_q_descale,  arg_k_descale,   arg_v_descale,    arg_out_dtype,  arg_attention_chunk,
-    arg_precision};
+    arg_tile,          arg_q_descale,  arg_k_descale,   arg_v_descale,    arg_out_dtype,
+    FLASH_ATTENTION_NAMED_OPTIONS(FLASH_ATTENTION_OPTION)};
+#undef FLASH_ATTENTION_OPTION
 
 constexpr int order_of_cache[] = {
     arg_seqused_kv,  arg_page_table, arg_left_padding,    arg_cu_seqlens_q, arg_max_seqlen_q, arg_seqused_q,
@@ -108,6 +115,7 @@ void add_arguments(nb::module_& module) {
   };
   module.attr("arguments") = names(order_of_attention);
   module.attr("cache_arguments") = names(order_of_cache);
+  module.attr("named_options") = names(order_of_named);
 }
 
 }  // namespace flash_attention::python

@@ -10,20 +10,22 @@
 namespace flash_attention::python {
 
 // clang-format off
-/// Besides the tensors of Slot.
+/// Besides the tensors of Slot and FLASH_ATTENTION_NAMED_OPTIONS.
 #define FLASH_ATTENTION_CALL_ARGUMENTS(X)                                                                     \
-  X(causal) X(window) X(softcap) X(scale) X(dropout_p) X(deterministic) X(layout) X(alignment) X(precision)   \
+  X(causal) X(window) X(softcap) X(scale) X(dropout_p) X(deterministic) X(layout) X(alignment)                \
   X(return_lse) X(out) X(caller) /* flash_attention.routes.Caller */                                          \
   X(seed) X(offset) X(max_seqlen_q) X(max_seqlen_kv)                                                          \
-  X(kernel) X(tile) X(invariant) X(attention_chunk) X(score_mod) X(mask_mod)                                  \
+  X(kernel) X(tile) X(invariant) X(score_mod) X(mask_mod)                                                     \
   X(q_descale) X(k_descale) X(v_descale) X(out_dtype) X(cache_dtype) X(latent)
 // clang-format on
 
 /// The tensors have the numbers of Slot.
 enum Argument {
 #define FLASH_ATTENTION_ARGUMENT(name) arg_##name,
+#define FLASH_ATTENTION_OPTION(kind, name, ...) arg_##name,
   FLASH_ATTENTION_CALL_TENSORS(FLASH_ATTENTION_ARGUMENT) FLASH_ATTENTION_CALL_ARGUMENTS(FLASH_ATTENTION_ARGUMENT)
-      num_arguments
+      FLASH_ATTENTION_NAMED_OPTIONS(FLASH_ATTENTION_OPTION) num_arguments
+#undef FLASH_ATTENTION_OPTION
 #undef FLASH_ATTENTION_ARGUMENT
 };
 
@@ -50,7 +52,7 @@ class Given {
   bool known_ = true;
 };
 
-/// Adds `arguments` and `cache_arguments`, the names in those orders.
+/// Adds `arguments` and `cache_arguments`, the names in those orders, and `named_options`, the last of `options`.
 void add_arguments(nb::module_& module);
 
 }  // namespace flash_attention::python

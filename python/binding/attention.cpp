@@ -61,9 +61,29 @@ nb::object differentiate(const Pending& call) {
 constexpr int off_always[] = {alibi_slopes,  sink,          cu_seqlens_q,    cu_seqlens_kv,
                               seqused_q,     key_lengths,   hidden_rows,     block_mask,
                               left_padding,  k_scale,       v_scale,         q_scale,
-                              arg_kernel,    arg_tile,      arg_invariant,   arg_attention_chunk,
-                              arg_score_mod, arg_mask_mod,  arg_q_descale,   arg_k_descale,
-                              arg_v_descale, arg_out_dtype, arg_cache_dtype, arg_latent};
+                              arg_kernel,    arg_tile,      arg_invariant,   arg_score_mod,
+                              arg_mask_mod,  arg_q_descale, arg_k_descale,   arg_v_descale,
+                              arg_out_dtype, arg_cache_dtype, arg_latent};
+
+[[maybe_unused]] bool is_zero(const Given& given, int argument) {
+  PyObject* const value = given[argument];
+  return given.is_off(argument) || (PyFloat_CheckExact(value) && PyFloat_AsDouble(value) == 0);
+}
+
+/// Named options are off, too, but for words, which read_options() reads.
+bool are_named_off(const Given& given) {
+#define FLASH_ATTENTION_OFF_integer(name) given.is_off(arg_##name)
+#define FLASH_ATTENTION_OFF_number(name) is_zero(given, arg_##name)
+#define FLASH_ATTENTION_OFF_flag(name) given.is_off(arg_##name)
+#define FLASH_ATTENTION_OFF_text(name) true
+#define FLASH_ATTENTION_OFF(kind, name, ...) &&FLASH_ATTENTION_OFF_##kind(name)
+  return true FLASH_ATTENTION_NAMED_OPTIONS(FLASH_ATTENTION_OFF);
+#undef FLASH_ATTENTION_OFF
+#undef FLASH_ATTENTION_OFF_text
+#undef FLASH_ATTENTION_OFF_flag
+#undef FLASH_ATTENTION_OFF_number
+#undef FLASH_ATTENTION_OFF_integer
+}
 
 bool all_off(const Given& given, std::initializer_list<int> arguments) {
   return std::ranges::all_of(arguments, [&](int argument) { return given.is_off(argument); });
@@ -71,7 +91,7 @@ bool all_off(const Given& given, std::initializer_list<int> arguments) {
 
 /// Whether the call is in the kernels' form and has nothing but what is read here.
 bool read(const Given& given, CallOptions& options, Slots& slots) {
-  if (!given.known() || !read_options(given, options)) return false;
+  if (!given.known() || !read_options(given, options) || !are_named_off(given)) return false;
   if (!std::ranges::all_of(off_always, [&](int argument) { return given.is_off(argument); })) return false;
   if (!read_tensors(given.qkv(), slots)) return false;
   if (given.over_cache()) {

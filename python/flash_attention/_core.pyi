@@ -8,6 +8,7 @@ options: tuple[tuple[str, str, Any], ...]  # (name, kind, default) of flash_atte
 tensors: tuple[str, ...]  # of flash_attention.options.Tensors
 arguments: tuple[str, ...]  # those of attention() after q, k and v, in its order
 cache_arguments: tuple[str, ...]  # those of attention_over_cache()
+named_options: tuple[str, ...]  # the last of options, which attention() passes on as they are
 
 def forward(
     tensors: tuple[Any, ...],

@@ -13,6 +13,8 @@ Options = namedtuple(
     "Options", [name for name, _, _ in _core.options], defaults=[default for _, _, default in _core.options]
 )
 
+NAMED = {name: default for name, _, default in _core.options if name in _core.named_options}  # passed on as they are
+
 NUM_TENSORS = Tensors._fields.index("page_table")  # those of attention(); the rest belong to caches and 8 bits
 NUM_OPTIONS = len(Options._fields)
 _DETERMINISTIC = Options._fields.index("deterministic")

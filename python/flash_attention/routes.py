@@ -16,7 +16,7 @@ import sys
 from collections import namedtuple
 
 from flash_attention import _core
-from flash_attention.arguments.names import renamed
+from flash_attention.arguments.names import Renamed, renamed
 from flash_attention.arguments.options import make_options, plain_masks, planned, with_tile
 from flash_attention.arguments.seeds import check_seed
 from flash_attention.options import Tensors
@@ -74,16 +74,10 @@ def general(q, k, v, *values, caller=OURS, **given):
         given["caller"] = caller.function
     if caller.any_form:
         given["run"], run = run, _padded
-    names = caller.names
-    if names is None or is_tracing():
+    if caller.names is None:
         return run(q, k, v, **given)
-    try:
+    with Renamed(caller.names):
         return run(q, k, v, **given)
-    except (TypeError, ValueError, NotImplementedError) as error:
-        found = renamed(error, names)
-        if found is error:
-            raise
-        raise found.with_traceback(error.__traceback__) from None
 
 
 _core.set_python(general=general, renamed=renamed)
@@ -94,8 +88,7 @@ def _attention(
     alibi_slopes=None, sink=None, hidden_rows=None, block_mask=None, key_lengths=None, seqused_q=None, seqused_kv=None,
     causal=False, window=(-1, -1), softcap=0.0, dropout_p=0.0, seed=None, offset=0, scale=None, layout="bshd",
     alignment="bottom_right", deterministic=False, return_lse=False, kernel=None, score_mod=None, mask_mod=None,
-    invariant=False, tile=None, q_descale=None, k_descale=None, v_descale=None, out_dtype=None, attention_chunk=0,
-    precision="auto",
+    invariant=False, tile=None, q_descale=None, k_descale=None, v_descale=None, out_dtype=None, **named,
 ):  # fmt: skip
     if tile is not None:
         kernel = with_tile(kernel, tile)
@@ -120,8 +113,7 @@ def _attention(
     options = make_options(
         scale=scale, softcap=softcap, causal=causal, alignment=alignment, window=window, dropout_p=dropout_p,
         deterministic=deterministic, layout=layout, kernel=planned(kernel) if invariant else kernel,
-        max_seqlen_q=max_seqlen_q or 0, max_seqlen_kv=max_seqlen_kv or 0, block_sizes=block_sizes,
-        attention_chunk=attention_chunk, precision=precision,
+        max_seqlen_q=max_seqlen_q or 0, max_seqlen_kv=max_seqlen_kv or 0, block_sizes=block_sizes, **named,
     )  # fmt: skip
     arguments = tensors, options, *check_seed(seed, offset), return_lse
     return _run(arguments, (score_mod, mask_mod), (q_descale, k_descale, v_descale, out_dtype), kept)

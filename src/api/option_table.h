@@ -12,6 +12,10 @@
 /// form: `same`: Problem and the C struct have a field of this name; `parts`: the C struct has its parts; `call`: Problem has
 /// no field of this name.
 /// scores: what the option does to them. `touches`: Features::touches_scores(); `hides`: Features::hides_keys(); `nothing`.
+#define FLASH_ATTENTION_NAMED_OPTIONS(X) /* the last of them: what attention() takes by this name, and passes on as it is */ \
+  X(integer, attention_chunk, 0, "attention_chunk", "an int", same, hides)                                  \
+  X(text, precision, "auto", "precision", "'auto', 'ieee', 'fast' or 'tf32'", same, nothing)
+
 #define FLASH_ATTENTION_CALL_OPTIONS(X)                                                                     \
   X(integer, max_seqlen_q, 0, "max_seqlen_q", "an int", call, nothing)                                      \
   X(integer, max_seqlen_kv, 0, "max_seqlen_kv", "an int", call, nothing)                                    \
@@ -28,8 +32,7 @@
   X(text, kernel, "", "kernel", "a name", call, nothing)                                                    \
   X(integer, mask_block_q, 0, "block_mask", "sizes of blocks", call, nothing)                               \
   X(integer, mask_block_kv, 0, "block_mask", "sizes of blocks", call, nothing)                              \
-  X(integer, attention_chunk, 0, "attention_chunk", "an int", same, hides)                                  \
-  X(text, precision, "auto", "precision", "'auto', 'ieee', 'fast' or 'tf32'", same, nothing)
+  FLASH_ATTENTION_NAMED_OPTIONS(X)
 
 /// The other fields of Problem, which follow from tensors: X(name, form, scores)
 #define FLASH_ATTENTION_OTHER_FIELDS(X)                                                                     \

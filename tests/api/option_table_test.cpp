@@ -1,14 +1,17 @@
-// Each row of the table of options, switched on: the C struct carries it, the hash sees it, and the predicates of Features
-// say what the row says of scores.
+// Each row of the table of options, switched on: the C struct carries it, the hash sees it, the predicates of Features say
+// what the row says of scores, and kernels are told. tests/cli/test_options.py asks the same of the command.
 #include "api/option_table.h"
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstring>
 #include <string>
 
 #include "api/c/structs.h"
 #include "api/checks/validate.h"
+#include "flash_attention/plan.h"
+#include "launch/arguments.h"
 #include "plan/features.h"
 
 namespace flash_attention::testing {
@@ -63,6 +66,7 @@ struct Row {
 #define ROW_call(name, scores)
 #define ROW_OPTION(kind, name, default_value, argument, expected, form, scores) ROW_##form(name, scores)
 #define ROW_FIELD(name, form, scores) ROW_##form(name, scores)
+const Row call_options[] = {FLASH_ATTENTION_CALL_OPTIONS(ROW_OPTION)};
 const Row rows[] = {FLASH_ATTENTION_CALL_OPTIONS(ROW_OPTION) FLASH_ATTENTION_OTHER_FIELDS(ROW_FIELD)};
 
 Problem with(const Row& row) {
@@ -95,6 +99,22 @@ TEST(OptionTable, FeaturesSayWhatARowDoesToScores) {
     if (scores == "nothing") continue;
     const abi::Features on = plan::features_of(api::normalise(with(row), Pass::forward));
     EXPECT_TRUE(scores == "touches" ? on.touches_scores() : on.hides_keys()) << row.name;
+  }
+}
+
+/// What Python gives by name and does something to scores reaches GPU kernels: by their arguments, or as a program.
+TEST(OptionTable, KernelsAreToldOfOptionsOfScores) {
+  const DeviceInfo gpu = typical_gpu(90);
+  const auto told = [&](const Problem& given) {
+    const Problem p = api::normalise(given, Pass::forward);
+    return launch::make_arguments(p, make_plan(p, Pass::forward, gpu, "forward/portable"), {}, {});
+  };
+  const auto same = [](const abi::AttentionArgs& a, const abi::AttentionArgs& b) { return std::memcmp(&a, &b, sizeof a) == 0; };
+  ASSERT_TRUE(same(told(untouched), told(untouched)));
+  for (const Row& row : call_options) {
+    if (row.scores == std::string("nothing")) continue;
+    const bool as_program = !api::normalise(with(row), Pass::forward).program.empty();
+    EXPECT_TRUE(as_program || !same(told(with(row)), told(untouched))) << row.name;
   }
 }
 

@@ -25,6 +25,13 @@ Precision precision_of(std::string_view name, const Tensor& q) {
   return q.precision;
 }
 
+/// An option that the problem has under the same name.
+template <class T>
+void copy_option(const T& given, T& field) {
+  field = given;
+}
+void copy_option(const std::string&, Precision&) {}  // precision_of()
+
 /// The tile of "NAME@QxKV"; none without the mark.
 std::optional<TileSize> tile_of(const std::string& kernel) {
   const std::size_t mark = kernel.find('@');
@@ -87,17 +94,16 @@ Call::Call(const Slots& tensors, const CallOptions& given, const std::string& co
              .packed = packed,
              .total_q = packed ? q.sizes[0] : 0,
              .total_kv = packed ? k.sizes[0] : 0,
-             .scale = given.scale,
-             .softcap = given.softcap,
-             .causal = given.causal,
              .alignment = given.top_left ? Alignment::top_left : Alignment::bottom_right,
-             .window_left = given.window_left,
-             .window_right = given.window_right,
-             .attention_chunk = given.attention_chunk,
-             .dropout_p = given.dropout_p,
-             .deterministic = given.deterministic,
              .invariant = invariant_,
              .precision = precision_of(given.precision, q)};
+#define FLASH_ATTENTION_COPY_same(name) copy_option(given.name, problem.name);
+#define FLASH_ATTENTION_COPY_call(name)
+#define FLASH_ATTENTION_COPY(kind, name, default_value, argument, expected, form, scores) FLASH_ATTENTION_COPY_##form(name)
+  FLASH_ATTENTION_CALL_OPTIONS(FLASH_ATTENTION_COPY)
+#undef FLASH_ATTENTION_COPY
+#undef FLASH_ATTENTION_COPY_call
+#undef FLASH_ATTENTION_COPY_same
   problem.q_strides = strides_of(q);
   problem.latent = latent;
   if (!paged) {

@@ -2,7 +2,8 @@
 
 A refusal has two attributes besides its text: `argument`, by the name that attention() has for it, and `sentence`, in which
 the names of other arguments are in braces. An entrance whose caller knows other names has a constant table of them,
-{"page_table": "block_table"}; routes.py and the binding call renamed() where an error leaves attention().
+{"page_table": "block_table"}. renamed() puts them in, where the error leaves the entrance: `with Renamed(names):` in Python,
+_core.attention() in C++.
 """
 
 import re
@@ -29,7 +30,7 @@ def renamed(error, names):
 
 
 class Renamed:
-    """`with Renamed({here: there}):` an error raised inside of it begins with the caller's names, "name, name: ..."."""
+    """`with Renamed(names):` an error that leaves it is renamed() for the caller."""
 
     def __init__(self, names):
         self.names = names
@@ -38,12 +39,10 @@ class Renamed:
         pass
 
     def __exit__(self, kind, error, trace):
-        if not isinstance(error, TypeError | ValueError | RuntimeError):
-            return
-        arguments, _, rest = str(error).partition(": ")
-        there = ", ".join(self.names.get(argument, argument) for argument in arguments.split(", "))
-        if rest and there != arguments:
-            raise kind(f"{there}: {rest}") from error
+        if isinstance(error, TypeError | ValueError | RuntimeError):
+            found = renamed(error, self.names)
+            if found is not error:
+                raise found.with_traceback(trace) from None
 
 
 _MARK = re.compile(r"\{(\w+)\}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 
 from flash_attention.arguments.names import refusal
-from flash_attention.options import Options, Tensors
+from flash_attention.options import NAMED, Options, Tensors
 
 _LAYOUTS = {"bshd": False, "bhsd": True}
 _ALIGNMENTS = {"bottom_right": False, "top_left": True}
@@ -26,10 +26,10 @@ def make_options(
     max_seqlen_q=0,
     max_seqlen_kv=0,
     block_sizes=(0, 0),
-    attention_chunk=0,
-    precision="auto",
+    **named,
 ):
-    """Options from the arguments of attention()."""
+    """Options from the arguments of attention(). `named`: those of NAMED."""
+    precision = named.get("precision", "auto")
     try:
         left, right = window
         top_left, heads_first = _ALIGNMENTS[alignment], _LAYOUTS[layout]
@@ -58,8 +58,7 @@ def make_options(
         standard,
         "" if kernel is None or standard else kernel,
         *block_sizes,
-        attention_chunk,
-        precision,
+        *{**NAMED, **named}.values(),
     )
 
 
@@ -113,8 +112,8 @@ def planned(kernel):
 
 
 _OPTIONS_BY_NAME = (
-    *("scale", "softcap", "causal", "alignment", "window", "dropout_p", "deterministic", "layout", "attention_chunk"),
-    "precision",
+    *("scale", "softcap", "causal", "alignment", "window", "dropout_p", "deterministic", "layout"),
+    *NAMED,
 )
 
 

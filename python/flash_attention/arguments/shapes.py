@@ -36,7 +36,7 @@ def parts_of(name, tensor, count, leading="[batch, seq"):
     """q, k and v of a tensor [..., 3, heads, head_dim] of torch, or k and v of one [..., 2, heads, head_dim]."""
     rank = leading.count(",") + 4
     if not hasattr(tensor, "unbind"):
-        raise TypeError(f"{name}: expected a tensor, got {type(tensor).__name__}")
+        raise refusal(TypeError, name, f"expected a tensor, got {type(tensor).__name__}")
     if tensor.dim() != rank or tensor.shape[-3] != count:
-        raise ValueError(f"{name}: got shape {list(tensor.shape)}; expected {leading}, {count}, heads, head_dim]")
+        raise refusal(ValueError, name, f"got shape {list(tensor.shape)}; expected {leading}, {count}, heads, head_dim]")
     return tensor.unbind(-3)

@@ -8,17 +8,17 @@ from flash_attention.arguments.names import refusal
 def check_integers(name, tensor, shape, device=None):
     """Refuses all but int32 of that shape (a string as size is its name, and any number will do) on that device."""
     if not isinstance(tensor, torch.Tensor):
-        raise TypeError(f"{name}: expected an int32 tensor, got {type(tensor).__name__}")
+        raise refusal(TypeError, name, f"expected an int32 tensor, got {type(tensor).__name__}")
     wanted = f"int32 [{', '.join(map(str, shape))}]"
     if tensor.dtype != torch.int32:
-        raise TypeError(f"{name}: got {_name(tensor.dtype)} {list(tensor.shape)}; expected {wanted}")
+        raise refusal(TypeError, name, f"got {_name(tensor.dtype)} {list(tensor.shape)}; expected {wanted}")
     fits = tensor.dim() == len(shape) and all(
         isinstance(size, str) or size == has for size, has in zip(shape, tensor.shape, strict=True)
     )
     if not fits:
-        raise ValueError(f"{name}: got shape {list(tensor.shape)}; expected {wanted}")
+        raise refusal(ValueError, name, f"got shape {list(tensor.shape)}; expected {wanted}")
     if device is not None and tensor.device != torch.device(device):
-        raise ValueError(f"{name}: is on {tensor.device}; expected {torch.device(device)}")
+        raise refusal(ValueError, name, f"is on {tensor.device}; expected {torch.device(device)}")
     return tensor
 
 
@@ -44,17 +44,17 @@ def check_starts(name, starts, total, device=None):
     """int32 [batch + 1] that begins at 0, does not go down and ends at `total` or before (None = anywhere)."""
     check_integers(name, starts, ("batch + 1",), device)
     if not len(starts):
-        raise ValueError(f"{name}: got shape [0]; expected int32 [batch + 1], with at least one entry")
+        raise refusal(ValueError, name, "got shape [0]; expected int32 [batch + 1], with at least one entry")
     if starts.is_cuda:
         return starts
     if int(starts[0]) != 0:
-        raise ValueError(f"{name}: begins with {int(starts[0])}; allowed is 0")
+        raise refusal(ValueError, name, f"begins with {int(starts[0])}; allowed is 0")
     down = (starts.diff() < 0).nonzero()
     if len(down):
         entry = int(down[0]) + 1
-        raise ValueError(f"{name}: entry {entry} is {int(starts[entry])}, below the one before it; they may not go down")
+        raise refusal(ValueError, name, f"entry {entry} is {int(starts[entry])}, below the one before it; they may not go down")
     if total is not None and int(starts[-1]) > total:
-        raise ValueError(f"{name}: ends with {int(starts[-1])}; allowed is at most {total}")
+        raise refusal(ValueError, name, f"ends with {int(starts[-1])}; allowed is at most {total}")
     return starts
 
 
