@@ -15,6 +15,7 @@ MODULES = (
     "flash_attention.flash_attn_3",
     "flash_attention.flash_attn_4",
     "flash_attention.flashinfer",
+    "flash_attention.xformers",
     "flash_attention.parallel",
 )
 

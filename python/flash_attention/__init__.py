@@ -40,7 +40,17 @@ _LAZY = {
     "quantize": "quantization",
     "rotate": "quantization",
 }
-_SUBMODULES = ("flash_attn", "flash_attn_3", "flash_attn_4", "flash_mla", "flashinfer", "jax", "parallel", "masks")
+_SUBMODULES = (
+    "flash_attn",
+    "flash_attn_3",
+    "flash_attn_4",
+    "flash_mla",
+    "flashinfer",
+    "jax",
+    "masks",
+    "parallel",
+    "xformers",
+)
 
 __all__ = [
     "FlashAttention",
@@ -81,6 +91,7 @@ __all__ = [
     "unregister_flash_attn",
     "version",
     "why_torch",
+    "xformers",
 ]
 
 

@@ -8,6 +8,7 @@ from flash_attention.compat import flash_attn_3 as flash_attn_3
 from flash_attention.compat import flash_attn_4 as flash_attn_4
 from flash_attention.compat import flash_mla as flash_mla
 from flash_attention.compat import flashinfer as flashinfer
+from flash_attention.compat import xformers as xformers
 from flash_attention.compat.flash_attn.alias import register_flash_attn as register_flash_attn
 from flash_attention.compat.flash_attn.alias import unregister_flash_attn as unregister_flash_attn
 from flash_attention.diagnosis import compile as compile

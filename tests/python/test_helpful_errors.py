@@ -6,7 +6,17 @@ import flash_attention
 import numpy as np
 import pytest
 import torch
-from flash_attention import attention, flash_attn, flash_attn_3, flash_attn_4, flash_mla, flashinfer, masks, parallel
+from flash_attention import (
+    attention,
+    flash_attn,
+    flash_attn_3,
+    flash_attn_4,
+    flash_mla,
+    flashinfer,
+    masks,
+    parallel,
+    xformers,
+)
 from flash_attention.arguments.keywords import refuse_keywords
 
 Q = torch.randn(2, 16, 2, 64)
@@ -56,7 +66,17 @@ def test_two_libraries_in_one_call(name, first):
 def public_functions():
     """Those with arguments, each once."""
     found = {}
-    for module in (flash_attention, flash_attn, flash_attn_3, flash_attn_4, flash_mla, flashinfer, masks, parallel):
+    for module in (
+        flash_attention,
+        flash_attn,
+        flash_attn_3,
+        flash_attn_4,
+        flash_mla,
+        flashinfer,
+        masks,
+        parallel,
+        xformers,
+    ):
         for name in getattr(module, "__all__", ()) or [name for name in vars(module) if not name.startswith("_")]:
             function = None if name == "jax" else getattr(module, name)
             if inspect.isfunction(function) and inspect.signature(function).parameters:
@@ -107,6 +127,7 @@ def test_a_keyword_that_is_not_there(name):
         (flash_attn.flash_attn_func, "scale", "softmax_scale"),
         (flash_attn_3.flash_attn_func, "window", "window_size"),
         (flash_attn_4.flash_attn_func, "sinks", "learnable_sink"),
+        (xformers.memory_efficient_attention, "attn_mask", "attn_bias"),
     ],
 )
 def test_the_keyword_of_another_library(function, wrong, right):

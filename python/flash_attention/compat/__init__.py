@@ -7,7 +7,7 @@ import sys
 from importlib import import_module
 from importlib.machinery import ModuleSpec
 
-SHORT = ("engines", "flash_attn", "flash_attn_3", "flash_attn_4", "flash_mla", "flashinfer")
+SHORT = ("engines", "flash_attn", "flash_attn_3", "flash_attn_4", "flash_mla", "flashinfer", "xformers")
 
 
 class _ShortPaths:

@@ -20,7 +20,13 @@ from pathlib import Path
 
 import pytest
 
-VERSIONS = {"vllm": "0.33.0", "sglang": "0.5.23", "flashinfer-python": "0.7.2.post1", "flash-attn-4": "4.0.0b36"}
+VERSIONS = {
+    "vllm": "0.33.0",
+    "sglang": "0.5.23",
+    "flashinfer-python": "0.7.2.post1",
+    "flash-attn-4": "4.0.0b36",
+    "xformers": "0.0.35",
+}
 _FOLDER = Path(__file__).parents[3] / "build" / "engines"
 
 

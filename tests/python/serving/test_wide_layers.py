@@ -59,17 +59,14 @@ def test_attends_to_pages(dim, window, tokens, kernel):
     order = torch.randperm(pages.shape[1] - 1, device="cuda", generator=generator)
     table = order.view(len(lengths), most).int()
     rows = [
-        tuple(store[table[b].long()].flatten(0, 1)[:length].clone() for store in pages)
-        for b, length in enumerate(lengths)
+        tuple(store[table[b].long()].flatten(0, 1)[:length].clone() for store in pages) for b, length in enumerate(lengths)
     ]
     for b, length in enumerate(lengths):  # what nobody sees
         last, used = divmod(length, PAGE)
         if used:
             pages[:, table[b, last], used:] = float("nan")
         table[b, last + (used > 0) :] = -1
-    q = torch.randn(
-        len(lengths), tokens, HEADS, dim, device="cuda", dtype=torch.bfloat16, generator=generator
-    )
+    q = torch.randn(len(lengths), tokens, HEADS, dim, device="cuda", dtype=torch.bfloat16, generator=generator)
     used = torch.tensor(lengths, dtype=torch.int32, device="cuda")
     options = {"seqused_kv": used, "page_table": table, "causal": True, "window": window}
     out = attention_over_cache(q, *pages, **options)
@@ -77,9 +74,9 @@ def test_attends_to_pages(dim, window, tokens, kernel):
     results = [
         torch.cat(
             [
-                reference.attention(
-                    q[b : b + 1].to(kind), k[None].to(kind), v[None].to(kind), causal=True, window=window
-                )[0]
+                reference.attention(q[b : b + 1].to(kind), k[None].to(kind), v[None].to(kind), causal=True, window=window)[
+                    0
+                ]
                 for b, (k, v) in enumerate(rows)
             ]
         )

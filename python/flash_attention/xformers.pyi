@@ -1,0 +1,1 @@
+from flash_attention.compat.xformers import *  # noqa: F403
