@@ -12,7 +12,7 @@
 namespace flash_attention::cli {
 namespace {
 
-const Verb* const verbs[] = {&run_verb,    &bench_verb,  &plan_verb,    &doctor_verb, &compile_verb, &cache_verb,
+const Verb* const verbs[] = {&run_verb,    &bench_verb,  &tune_verb,    &plan_verb,   &doctor_verb, &compile_verb, &cache_verb,
                              &primer_verb, &ladder_verb, &profile_verb, &report_verb, &stress_verb,  &generate_verb};
 
 void print_overview(std::FILE* file) {
@@ -25,6 +25,7 @@ void print_overview(std::FILE* file) {
       "  flash-attention doctor                                  what is here, and does it work\n"
       "  flash-attention run --seq-q 4096 --seq-kv 4096 --causal one problem: kernel, time, error\n"
       "  flash-attention bench                                   flash against standard attention, by length\n"
+      "  flash-attention tune                                    measure tiles and kernels here, keep the fastest\n"
       "  flash-attention ladder                                  from a naive kernel to a fast one, step by step\n"
       "  flash-attention VERB --help                             what a verb does and takes\n"
       "\nExit codes: 0 good, 1 a check failed, 2 a request that cannot be served, 3 device or compiler not here,\n"

@@ -35,6 +35,7 @@ extern const Verb profile_verb;
 extern const Verb report_verb;
 extern const Verb stress_verb;
 extern const Verb generate_verb;
+extern const Verb tune_verb;
 
 /// In the order in which the command lists them.
 std::span<const Verb* const> all_verbs();

@@ -4,6 +4,7 @@ file(GLOB_RECURSE flash_attention_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR
 list(FILTER flash_attention_sources EXCLUDE REGEX "/src/emulator/runtime/")  # compiled with each emulated kernel
 
 include(embed_kernels)  # sets flash_attention_embedded_source
+include(embed_tuned)    # sets flash_attention_tuned_source
 include(cpu_isa)        # per-file flags of src/cpu
 
 include(unity)          # one unit for each room
@@ -61,14 +62,14 @@ if(NOT FLASH_ATTENTION_PLAIN_BUILD)
   add_objects(flash_attention_emulator "/src/emulator/")
   unite(flash_attention_emulator)
 endif()
-add_objects(flash_attention_cold "/src/(jit|plan)/")  # a repeated call finds its plan and its kernel made
+add_objects(flash_attention_cold "/src/(jit|plan|tuning)/")  # a repeated call finds its plan and its kernel made
 add_objects(flash_attention_objects "/src/")
 if(TARGET flash_attention_emulator AND FLASH_ATTENTION_SANITIZE AND NOT FLASH_ATTENTION_FUZZ)
   target_compile_options(flash_attention_emulator PRIVATE -fno-sanitize=all)
 endif()
 unite_by_room(flash_attention_objects)
 unite_by_room(flash_attention_cold plan/families plan/ladder)  # these say the same things, each of its own kernel
-target_sources(flash_attention_cold PRIVATE ${flash_attention_embedded_source})
+target_sources(flash_attention_cold PRIVATE ${flash_attention_embedded_source} ${flash_attention_tuned_source})
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND NOT FLASH_ATTENTION_SANITIZE)
   target_compile_options(flash_attention_cold PRIVATE -Og)  # 60 % of the time to compile
 endif()

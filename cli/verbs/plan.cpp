@@ -47,6 +47,7 @@ Json plan_to_json(const Plan& plan) {
       .add("block_q", plan.block_q)
       .add("block_kv", plan.block_kv);
   json.add("num_splits", plan.num_splits).add("workspace_bytes", plan.workspace_bytes);
+  if (!plan.tuned.empty()) json.add("tuned", plan.tuned);
   return json.add("launches", launches).add("candidates", candidates);
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -9,6 +10,10 @@
 #include "flash_attention/standard.h"
 
 namespace flash_attention {
+
+namespace plan {
+class Tuned;
+}
 
 enum class DeviceKind : std::uint8_t {
   cpu,
@@ -47,6 +52,7 @@ struct DeviceInfo {
   CpuIsa isa = CpuIsa::generic;       ///< CPU
   int threads = 1;                    ///< CPU: workers, the caller included
   std::int64_t core_cache_bytes = 0;  ///< CPU: level-2 cache of one core; 0 where it is not known
+  std::shared_ptr<const plan::Tuned> tuned{};  ///< what was measured on it (tune.h); null: nothing
 
   friend bool operator==(const DeviceInfo&, const DeviceInfo&) = default;
 };

@@ -17,6 +17,7 @@
 #include "gil.h"
 #include "program.h"
 #include "torch_functions.h"
+#include "tune.h"
 
 namespace flash_attention::python {
 
@@ -165,6 +166,7 @@ NB_MODULE(_core, module) {
   add_eager(module);
   add_kept_masks(module);
   add_diagnosis(module);
+  add_tune(module);
 #ifdef FLASH_ATTENTION_JAX
   add_jax(module);
 #endif

@@ -39,6 +39,9 @@ _LAZY = {
     "or_masks": "flex",
     "quantize": "quantization",
     "rotate": "quantization",
+    "tune": "tuning",
+    "export_tuned": "tuning",
+    "import_tuned": "tuning",
 }
 _SUBMODULES = (
     "flash_attn",
@@ -67,6 +70,7 @@ __all__ = [
     "doctor",
     "dropout_mask",
     "explain",
+    "export_tuned",
     "flash_attn",
     "flash_attn_3",
     "flash_attn_4",
@@ -74,6 +78,7 @@ __all__ = [
     "flashinfer",
     "flashmask_attention",
     "flex_attention",
+    "import_tuned",
     "jax",
     "kernels",
     "masks",
@@ -87,6 +92,7 @@ __all__ = [
     "rotate",
     "scaled_dot_product_attention",
     "shared_prefix_attention",
+    "tune",
     "unregister",
     "unregister_flash_attn",
     "version",

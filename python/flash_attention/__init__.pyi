@@ -38,5 +38,8 @@ from flash_attention.torch_cache import attention_over_cache as attention_over_c
 from flash_attention.torch_registry import register as register
 from flash_attention.torch_registry import unregister as unregister
 from flash_attention.torch_registry import why_torch as why_torch
+from flash_attention.tuning import export_tuned as export_tuned
+from flash_attention.tuning import import_tuned as import_tuned
+from flash_attention.tuning import tune as tune
 
 __version__: str

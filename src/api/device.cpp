@@ -5,11 +5,19 @@
 #include "api/backends.h"
 #include "api/checks/refuse.h"
 #include "api/guard.h"
+#include "support/settings.h"
+#include "tuning/store.h"
 
 namespace flash_attention {
 
 DeviceInfo device_info(Device device) {
-  return api::guarded([&] { return api::backend_of(device).info(device); });
+  return api::guarded([&] {
+    const Backend& backend = api::backend_of(device);
+    DeviceInfo info = backend.info(device);
+    if (support::settings().tuned)
+      info.tuned = tuning::known(info, backend.driver != nullptr ? backend.driver() : std::string());
+    return info;
+  });
 }
 
 std::vector<DeviceInfo> devices() {

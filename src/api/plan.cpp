@@ -30,6 +30,7 @@ std::string to_string(const Plan& plan) {
   if (plan.mask.present)
     out << ", " << plan.workspace_bytes - plan.mask.begin << " of them what the first launch finds out about the masks";
   out << '\n';
+  if (!plan.tuned.empty()) out << "tuned      " << plan.tuned << '\n';
   for (const Launch& launch : plan.launches) {
     out << "launch     " << launch.entry << " (" << launch.unit << ") grid " << launch.grid[0] << 'x' << launch.grid[1]
         << 'x' << launch.grid[2] << ", " << launch.block << " threads, " << launch.shared_bytes << " bytes shared";

@@ -15,6 +15,9 @@
 #include "api/checks/program_options.h"
 #include "api/checks/validate.h"
 #include "plan/kernel_table.h"
+#include "support/settings.h"
+#include "tuning/recorder.h"
+#include "tuning/store.h"
 
 namespace flash_attention::api {
 namespace {
@@ -24,6 +27,7 @@ struct Key {
   Pass pass;
   Device device;
   int workers;  // threads of the CPU, SMs that the emulator was given: the plan is for them; 0 elsewhere
+  std::uint64_t epoch;  // of what is known of the devices
   std::string kernel;
   std::optional<TileSize> tile;
   std::optional<BackwardPart> part;
@@ -35,17 +39,18 @@ struct KeyView {
   Pass pass;
   Device device;
   int workers;
+  std::uint64_t epoch;
   std::string_view kernel;
   std::optional<TileSize> tile;
   std::optional<BackwardPart> part;
 };
 
 KeyView view(const Key& key) {
-  return {key.problem, key.pass, key.device, key.workers, key.kernel, key.tile, key.part};
+  return {key.problem, key.pass, key.device, key.workers, key.epoch, key.kernel, key.tile, key.part};
 }
 const KeyView& view(const KeyView& key) { return key; }
 Key owned(const KeyView& key) {
-  return {key.problem, key.pass, key.device, key.workers, std::string(key.kernel), key.tile, key.part};
+  return {key.problem, key.pass, key.device, key.workers, key.epoch, std::string(key.kernel), key.tile, key.part};
 }
 
 struct Hash {
@@ -64,8 +69,8 @@ struct Equal {
   using is_transparent = void;
   bool operator()(const auto& a, const auto& b) const {
     const KeyView &x = view(a), &y = view(b);
-    return x.pass == y.pass && x.device == y.device && x.workers == y.workers && x.kernel == y.kernel &&
-           x.tile == y.tile && x.part == y.part && x.problem == y.problem;
+    return x.pass == y.pass && x.device == y.device && x.workers == y.workers && x.epoch == y.epoch &&
+           x.kernel == y.kernel && x.tile == y.tile && x.part == y.part && x.problem == y.problem;
   }
 };
 
@@ -143,6 +148,7 @@ std::shared_ptr<const Prepared> find_or_make(const KeyView& key) {
     const std::shared_lock lock(c.mutex);
     if (const auto found = c.entries.find(key); found != c.entries.end()) return found->second;
   }
+  if (const auto& file = support::settings().record; !file.empty()) tuning::record(file, key.problem, key.pass);
   DeviceInfo device = device_info(key.device);
   if (key.workers > 0) (backend_of(key.device).threads != nullptr ? device.threads : device.num_sms) = key.workers;
   const Problem normalised = normalise(key.problem, key.pass);
@@ -158,8 +164,8 @@ std::shared_ptr<const Prepared> find_or_make(const KeyView& key) {
 std::shared_ptr<const Prepared> prepare(const Problem& problem, Pass pass, const Options& options) {
   const Backend& backend = backend_of(options.device);
   int (*const workers)() = backend.threads != nullptr ? backend.threads : backend.num_sms;
-  const KeyView key{problem,        pass,         options.device, workers != nullptr ? workers() : 0,
-                    options.kernel, options.tile, options.part};
+  const KeyView key{problem,          pass,           options.device, workers != nullptr ? workers() : 0,
+                    tuning::epoch(),  options.kernel, options.tile,   options.part};
   Recent* last = recent();
   if (const auto* found = last != nullptr ? last->find(key) : nullptr) return *found;
   std::shared_ptr<const Prepared> prepared = find_or_make(key);
@@ -172,7 +178,8 @@ std::shared_ptr<const Prepared> prepare_to_run(const Problem& problem, Pass pass
   const auto fits = [&](const Prepared& prepared) { return prepared.plan.workspace_bytes <= options.workspace_bytes; };
   if (backend_of(options.device).threads == nullptr || options.workspace == nullptr || fits(*wanted)) return wanted;
   for (int threads = wanted->device.threads / 2; threads >= 1; threads /= 2) {
-    auto fewer = find_or_make({problem, pass, options.device, threads, options.kernel, options.tile, options.part});
+    auto fewer =
+        find_or_make({problem, pass, options.device, threads, tuning::epoch(), options.kernel, options.tile, options.part});
     if (fits(*fewer)) return fewer;
   }
   return wanted;

@@ -5,6 +5,7 @@
 #include <string_view>
 #include <vector>
 
+#include "backend/clock.h"
 #include "backend/kernel.h"
 #include "backend/plain_kernel.h"
 #include "flash_attention/append.h"
@@ -36,6 +37,14 @@ struct Backend {
                                              const DeviceInfo& device) = nullptr;
   /// New rows for a cache. Null: by the launch of plan::lay_out_append.
   void (*append)(const AppendProblem& problem, const AppendBuffers& buffers) = nullptr;
+
+  std::string (*driver)() = nullptr;  // its version, on which times depend. Null: there is none
+
+  /// For what the library measures itself (src/tuning): memory, a copy from the host, which waits, and time. Null where the
+  /// memory is the host's.
+  std::shared_ptr<void> (*allocate)(const Device& device, std::size_t bytes) = nullptr;
+  void (*upload)(const Device& device, void* to, const void* from, std::size_t bytes) = nullptr;
+  std::unique_ptr<Clock> (*clock)(const DeviceInfo& device) = nullptr;
 
   /// Copies to the host, after everything on the stream before; waits. Null where the memory is the host's.
   void (*download)(const Device& device, void* to, const void* from, std::size_t bytes, void* stream) = nullptr;

@@ -160,6 +160,13 @@ void CapturedGraph::launch(void* stream) const {
   check(driver(), driver().GraphLaunch(static_cast<GraphExec>(executable_), as_stream(stream)), "cuGraphLaunch");
 }
 
+void upload(int device, void* to, const void* from, std::size_t bytes) {
+  const Driver& cu = driver();
+  const ContextScope scope(cu, device, nullptr);
+  check(cu, cu.MemcpyHtoDAsync(reinterpret_cast<DevicePointer>(to), from, bytes, nullptr), "cuMemcpyHtoDAsync");
+  check(cu, cu.StreamSynchronize(nullptr), "cuStreamSynchronize");
+}
+
 void download(int device, void* to, const void* from, std::size_t bytes, void* stream) {
   const Driver& cu = driver();
   const ContextScope scope(cu, device, as_stream(stream));

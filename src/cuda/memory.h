@@ -84,6 +84,9 @@ class FLASH_ATTENTION_API CapturedGraph {
   void* executable_ = nullptr;
 };
 
+/// Bytes from the host; waits until they have arrived.
+FLASH_ATTENTION_API void upload(int device, void* to, const void* from, std::size_t bytes);
+
 /// Bytes of a GPU's memory, after everything on the stream before; waits until they have arrived.
 FLASH_ATTENTION_API void download(int device, void* to, const void* from, std::size_t bytes, void* stream);
 

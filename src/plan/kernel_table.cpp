@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdio>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -112,10 +113,57 @@ std::string names_of(const Rows& rows) {
   return names.empty() ? "none" : names;
 }
 
+/// What is the same for every kernel.
+Plan finished(const Request& request, Pass pass, const KernelEntry& entry, Plan plan) {
+  plan.kernel = entry.name;
+  plan.pass = pass;
+  plan.counts_repairs = entry.counts_repairs;
+  prepare_masks(request, plan);
+  add_program_source(request.problem, plan);
+  return plan;
+}
+
+/// The plan of a choice that was measured; nothing if there is none, or its kernel does not take this problem.
+std::optional<Plan> plan_tuned(const Problem& problem, Pass pass, const DeviceInfo& device) {
+  if (device.tuned == nullptr || !device.tuned->serves(device)) return std::nullopt;
+  const TunedChoice* const tuned = device.tuned->find(problem, pass);
+  if (tuned == nullptr) return std::nullopt;
+  std::optional<Plan> plan = plan_choice(problem, pass, device, tuned->choice);
+  if (!plan) return std::nullopt;
+  char gain[32];
+  std::snprintf(gain, sizeof gain, "%.2f", tuned->gain);
+  plan->tuned = to_string(tuned->choice) + ": " + gain + " times the default, " + tuned->instead_of;
+  return plan;
+}
+
 }  // namespace
+
+std::optional<Plan> plan_choice(const Problem& problem, Pass pass, const DeviceInfo& device, const Choice& choice) {
+  std::optional<TileSize> tile;
+  if (choice.block_q > 0) tile = TileSize{choice.block_q, choice.block_kv};
+  Request request = make_request(problem, device, tile);
+  request.num_stages = choice.num_stages, request.num_splits = choice.num_splits;
+  const bool gpu = device_traits(device.device).gpu_kernels;
+  for (const KernelEntry* entry : rows_of(pass, gpu)) {
+    const Capabilities& takes = entry->takes;
+    if (entry->name != choice.kernel || !entry->automatic || (request.tile && !takes.tile) ||
+        (choice.num_stages > 0 && !takes.stages) || (choice.num_splits > 0 && !takes.splits))
+      continue;
+    Answer answer = Answers(request, gpu).take(*entry);
+    Offer* const offer = std::get_if<Offer>(&answer);
+    if (offer == nullptr) continue;
+    Plan plan = finished(request, pass, *entry, std::move(offer->plan));
+    plan.candidates.push_back({std::string(entry->name), ""});
+    return plan;
+  }
+  return std::nullopt;
+}
 
 Plan choose(const Problem& problem, Pass pass, const DeviceInfo& device, std::string_view kernel,
             std::optional<TileSize> tile, std::optional<BackwardPart> part) {
+  if (kernel.empty() && !tile && !part) {
+    if (std::optional<Plan> tuned = plan_tuned(problem, pass, device)) return *std::move(tuned);
+  }
   const Request request = make_request(problem, device, tile, part);
   const bool gpu = device_traits(device.device).gpu_kernels;
   const Rows& rows = rows_of(pass, gpu);
@@ -142,14 +190,9 @@ Plan choose(const Problem& problem, Pass pass, const DeviceInfo& device, std::st
       reason = "does no parts of a pass";
     }
     if (!reason.empty()) continue;
-    Plan& plan = offer->plan;
-    plan.kernel = entry.name;
-    plan.pass = pass;
-    plan.counts_repairs = entry.counts_repairs;
+    Plan plan = finished(request, pass, entry, std::move(offer->plan));
     plan.candidates = std::move(candidates);
-    prepare_masks(request, plan);
-    add_program_source(problem, plan);
-    return std::move(plan);
+    return plan;
   }
   const std::string where = std::string(to_string(pass)) + " on " + to_string(device.device);
   if (!found && !kernel.empty()) {

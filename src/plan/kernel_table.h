@@ -7,6 +7,7 @@
 
 #include "flash_attention/plan.h"
 #include "plan/request.h"
+#include "plan/tuned.h"
 
 namespace flash_attention::plan {
 
@@ -22,6 +23,8 @@ struct Capabilities {
   bool narrow_queries = false;  // Q in 8 bits
   bool latent = false;          // keys that begin with their values
   bool tile = false;            // Request::tile
+  bool stages = false;          // Request::num_stages
+  bool splits = false;          // Request::num_splits
   bool parts = false;           // Request::part
 };
 
@@ -72,8 +75,11 @@ constexpr std::int64_t max_invariant_keys = 524288;
 /// Whether decode/sm80 is the kernel of all calls like this one, where bits are invariant, of whatever size.
 bool decode_serves_invariant(const Request& request);
 
+/// The plan that a kernel makes of a choice; nothing if it does not take that.
+std::optional<Plan> plan_choice(const Problem& problem, Pass pass, const DeviceInfo& device, const Choice& choice);
+
 /// The planner proper: the problem is validated and normalised.
-Plan choose(const Problem& problem, Pass pass, const DeviceInfo& device, std::string_view kernel,
-            std::optional<TileSize> tile, std::optional<BackwardPart> part);
+Plan choose(const Problem& problem, Pass pass, const DeviceInfo& device, std::string_view kernel = {},
+            std::optional<TileSize> tile = {}, std::optional<BackwardPart> part = {});
 
 }  // namespace flash_attention::plan

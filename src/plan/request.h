@@ -18,6 +18,8 @@ struct Request {
   ProgramTraits program;
   std::optional<TileSize> tile{};      // instead of the kernel's choice
   std::optional<BackwardPart> part{};  // instead of the whole pass
+  int num_stages = 0;                  // instead of the kernel's choice; 0: its own
+  int num_splits = 0;
 };
 
 /// Throws Error(invalid_argument) for a tile or part that is none.

@@ -34,6 +34,9 @@ constexpr SettingDescription descriptions[] = {
      "is"},
     {"FLASH_ATTENTION_CHECK", "on, off", "off",
      "on: some rows of every call are compared with fp64 on the host; a call that differs is an error. Slow"},
+    {"FLASH_ATTENTION_TUNED", "on, off", "on", "off: the planner chooses by its rules alone, whatever was measured here"},
+    {"FLASH_ATTENTION_RECORD", "a file", "none",
+     "the problems of all calls are added to it, one a line, each once, for `flash-attention tune --problems`"},
     {"FLASH_ATTENTION_EMULATOR_SEED", "0 to 2^64 - 1", "0", "seed of the order in which the emulator runs threads"},
     {"FLASH_ATTENTION_CXX", "a command", "c++", "the compiler that builds kernels for the emulator"},
     {"FLASH_ATTENTION_CXX_FLAGS", "flags", "none", "more flags for it, e.g. -g -O0 for a debugger"},
@@ -141,6 +144,8 @@ Settings read_settings(const Environment& environment) {
   settings.threads = static_cast<int>(reader.number("FLASH_ATTENTION_THREADS", 0, 1, 4096));
   settings.thread_source = reader.thread_source("FLASH_ATTENTION_THREAD_SOURCE");
   settings.check = reader.on_or_off("FLASH_ATTENTION_CHECK", settings.check);
+  settings.tuned = reader.on_or_off("FLASH_ATTENTION_TUNED", settings.tuned);
+  settings.record = reader.path("FLASH_ATTENTION_RECORD");
   settings.emulator_seed = reader.number("FLASH_ATTENTION_EMULATOR_SEED", 0, 0, UINT64_MAX);
   settings.cxx = reader.text("FLASH_ATTENTION_CXX", settings.cxx);
   settings.cxx_flags = reader.text("FLASH_ATTENTION_CXX_FLAGS");

@@ -33,6 +33,8 @@ struct Settings {
   int threads = 0;                                         // of the CPU backend, at most; 0: one a core
   ThreadSource thread_source = ThreadSource::automatic;    // whose threads the CPU backend runs on
   bool check = false;                                      // compare rows of every call with fp64
+  bool tuned = true;                                       // use what `flash-attention tune` found
+  std::filesystem::path record;                            // a file of the problems that are called; empty: none
   std::uint64_t emulator_seed = 0;                         // of the emulator's schedule
   std::string cxx = "c++";                                 // the compiler of the emulator
   std::string cxx_flags;                                   // more flags for it, separated by spaces

@@ -45,8 +45,10 @@ TEST(Tile, IsRefusedByNameWhereItDoesNotFit) {
   EXPECT_TRUE(has(refusal(plain(64), Pass::forward, 90, {64, 48}, "forward/sm90"), "allowed are 32, 64 and 128 keys"));
   EXPECT_TRUE(has(refusal(plain(128), Pass::forward, 90, {192, 64}, "forward/sm90"), "up to a head_dim of 64"));
   EXPECT_TRUE(has(refusal(plain(256), Pass::forward, 86, {128, 128}, "forward/sm80"), "bytes of shared memory, there are"));
-  EXPECT_TRUE(has(refusal(plain(64), Pass::backward, 80, {64, 64}, "backward/sm80"),
-                  "backward/sm80: its tile cannot be set"));
+  EXPECT_TRUE(has(refusal(plain(64), Pass::backward, 80, {64, 64}, "backward/portable"),
+                  "backward/portable: its tile cannot be set"));
+  EXPECT_TRUE(has(refusal(plain(64), Pass::backward, 80, {64, 32}, "backward/sm80"), "allowed are 64 and 128 queries"));
+  EXPECT_TRUE(has(refusal(plain(64), Pass::backward, 90, {128, 128}, "backward/sm90"), "allowed are 64 queries and 128"));
   EXPECT_TRUE(has(refusal(plain(64), Pass::forward, 90, {0, 64}), "tile: got (0, 64), allowed: queries and keys"));
   Problem masked = plain(64);
   masked.hidden_rows.bounds = 1;

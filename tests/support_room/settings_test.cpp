@@ -51,12 +51,16 @@ TEST(Settings, values) {
                                   {"FLASH_ATTENTION_CPU_ISA", "avx512"},
                                   {"FLASH_ATTENTION_THREADS", "12"},
                                   {"FLASH_ATTENTION_THREAD_SOURCE", "own"},
+                                  {"FLASH_ATTENTION_TUNED", "off"},
+                                  {"FLASH_ATTENTION_RECORD", "calls.jsonl"},
                                   {"FLASH_ATTENTION_EMULATOR_SEED", "18446744073709551615"},
                                   {"FLASH_ATTENTION_CXX", "clang++"},
                                   {"FLASH_ATTENTION_CXX_FLAGS", "-g -O0"},
                                   {"CUDA_PATH", "/opt/cuda"}});
   EXPECT_EQ(settings.cache_limit_bytes, 64 << 20);
   EXPECT_FALSE(settings.jit);
+  EXPECT_FALSE(settings.tuned);
+  EXPECT_EQ(settings.record, "calls.jsonl");
   EXPECT_EQ(settings.cpu_isa, CpuIsa::avx512);
   EXPECT_EQ(settings.threads, 12);
   EXPECT_EQ(settings.thread_source, ThreadSource::own);

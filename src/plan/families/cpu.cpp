@@ -150,8 +150,24 @@ std::int64_t max_key_splits(const Problem& problem) {
   return std::max<std::int64_t>(problem.seq_kv / min_split, 1);
 }
 
-/// Splits of the keys where the blocks of rows alone do not keep the threads busy.
-void split_keys(const Problem& problem, const DeviceInfo& device, std::int64_t blocks, Plan& plan) {
+/// As many splits of the keys as were requested.
+std::string reject_splits(const Request& r) {
+  const std::int64_t most = r.problem.invariant ? 1 : std::max<std::int64_t>(r.problem.seq_kv / (2 * cpu_block_kv), 1);
+  return r.num_splits <= most ? "" : "there are not so many tiles of keys";
+}
+
+void reserve_splits(const Problem& problem, Plan& plan) {
+  if (plan.num_splits == 1) return;
+  reserve(plan, CpuRegion::split_sums, plan.num_splits * total_rows(problem) * cpu_padded(problem.head_dim_v) * 4);
+  reserve(plan, CpuRegion::split_statistics, plan.num_splits * total_rows(problem) * 2 * 4);
+}
+
+/// Splits of the keys where the blocks of rows alone do not keep the threads busy; `asked`, if it is not 0.
+void split_keys(const Problem& problem, const DeviceInfo& device, std::int64_t blocks, int asked, Plan& plan) {
+  if (asked > 0) {
+    plan.num_splits = asked;
+    return reserve_splits(problem, plan);
+  }
   const std::int64_t wanted = device.threads > 1 ? ceil_div(2 * device.threads, std::max<std::int64_t>(blocks, 1)) : 1;
   const std::int64_t most = std::min(max_key_splits(problem), wanted);
   const auto rounds = [&](std::int64_t splits) { return ceil_div(blocks * splits, std::max(device.threads, 1)); };
@@ -161,9 +177,7 @@ void split_keys(const Problem& problem, const DeviceInfo& device, std::int64_t b
     if (these * best <= best_rounds * splits) best = splits, best_rounds = these;
   }
   plan.num_splits = static_cast<int>(best);
-  if (plan.num_splits == 1) return;
-  reserve(plan, CpuRegion::split_sums, plan.num_splits * total_rows(problem) * cpu_padded(problem.head_dim_v) * 4);
-  reserve(plan, CpuRegion::split_statistics, plan.num_splits * total_rows(problem) * 2 * 4);
+  reserve_splits(problem, plan);
 }
 
 /// Some blocks of rows go over the keys together where K and V of a head come from far away and the threads have enough to
@@ -190,7 +204,7 @@ Plan lay_out_forward(const Request& r) {
   const DeviceInfo& device = r.device;
   Plan plan = plan_of_tiles(cpu_block_q(device.isa), cpu_block_kv, device);
   const std::int64_t blocks = row_blocks(problem, plan);
-  if (!problem.invariant) split_keys(problem, device, blocks, plan);
+  if (!problem.invariant) split_keys(problem, device, blocks, r.num_splits, plan);
   if (plan.num_splits == 1) plan.block_q *= together(problem, blocks / (8 * std::max(device.threads, 1)), device, 2);
   reserve_copies(r, plan);
   return plan;
@@ -198,21 +212,21 @@ Plan lay_out_forward(const Request& r) {
 
 /// As forward, but a block of work is the rows of all key heads that are read together: fewer than could be where the
 /// threads have nothing to do otherwise.
-Plan lay_out_decode(const Problem& problem, const DeviceInfo& device) {
+Plan lay_out_decode(const Problem& problem, const DeviceInfo& device, int asked_splits) {
   Plan plan = plan_of_tiles(cpu_block_q(device.isa), cpu_block_kv, device);
   int& together = plan.cpu.heads_together = decode_heads(problem, device);
   const auto blocks = [&] { return problem.batch * ceil_div(problem.heads_kv, together); };
   while (together > 1 && blocks() * max_key_splits(problem) < device.threads) together = (together + 1) / 2;
-  split_keys(problem, device, blocks(), plan);
+  split_keys(problem, device, blocks(), asked_splits, plan);
   return plan;
 }
 
 /// K padded to whole tiles and V transposed, for every tile of keys.
-Plan lay_out_bfloat16(const Problem& problem, const DeviceInfo& device) {
+Plan lay_out_bfloat16(const Problem& problem, const DeviceInfo& device, int asked_splits) {
   const bool amx = device.isa == CpuIsa::amx;
   Plan plan =
       plan_of_tiles(amx ? cpu_amx_block_q : cpu_block_q_avx512, amx ? cpu_amx_block_kv : cpu_avx512_bf16_block_kv, device);
-  split_keys(problem, device, row_blocks(problem, plan), plan);
+  split_keys(problem, device, row_blocks(problem, plan), asked_splits, plan);
   if (group(problem) * problem.seq_q <= plan.block_q) return plan;  // one block of rows packs tile by tile, for itself
   plan.cpu.packs_keys = true;
   const std::int64_t keys = key_places(problem, plan.block_kv) * plan.block_kv;
@@ -306,12 +320,18 @@ Plan lay_out_standard(const Request& r, bool backward) {
 }
 
 Answer plan_forward_bfloat16(const Request& r) {
-  return offer_unless(reject_forward_bfloat16(r.problem, r.device), [&] { return lay_out_bfloat16(r.problem, r.device); });
+  std::string reason = reject_forward_bfloat16(r.problem, r.device);
+  if (reason.empty()) reason = reject_splits(r);
+  return offer_unless(std::move(reason), [&] { return lay_out_bfloat16(r.problem, r.device, r.num_splits); });
 }
 Answer plan_decode(const Request& r) {
-  return offer_unless(reject_decode(r.problem, r.device), [&] { return lay_out_decode(r.problem, r.device); });
+  std::string reason = reject_decode(r.problem, r.device);
+  if (reason.empty()) reason = reject_splits(r);
+  return offer_unless(std::move(reason), [&] { return lay_out_decode(r.problem, r.device, r.num_splits); });
 }
-Answer plan_forward(const Request& r) { return Offer{lay_out_forward(r)}; }
+Answer plan_forward(const Request& r) {
+  return offer_unless(reject_splits(r), [&] { return lay_out_forward(r); });
+}
 
 Answer plan_backward_bfloat16(const Request& r) {
   return offer_unless(reject_backward_bfloat16(r),
@@ -332,7 +352,7 @@ constexpr std::array<KernelEntry, 8> entries{{
      .requirements = "AMX or AVX512-BF16; bfloat16; head dimensions that are multiples of 8; at least 17 query rows of a "
                      "key head (seq_q * heads_q / heads_kv), 5 "
                      "with AMX, 17 keys and 576 scores; with AVX512-BF16 not what cpu/decode multiplies in pairs",
-     .takes = {.left_padding = true, .hidden_rows = true, .block_mask = true, .programs = true},
+     .takes = {.left_padding = true, .hidden_rows = true, .block_mask = true, .programs = true, .splits = true},
      .plan = plan_forward_bfloat16},
     {.name = "cpu/decode",
      .pass = Pass::forward,
@@ -340,7 +360,12 @@ constexpr std::array<KernelEntry, 8> entries{{
      .requirements =
          "at most 24 query rows of a key head (seq_q * heads_q / heads_kv), 4 where there are at most 64 keys; not "
          "12 to 16 where cpu/prefill is faster",
-     .takes = {.pages = true, .left_padding = true, .hidden_rows = true, .block_mask = true, .narrow_keys = true},
+     .takes = {.pages = true,
+               .left_padding = true,
+               .hidden_rows = true,
+               .block_mask = true,
+               .narrow_keys = true,
+               .splits = true},
      .plan = plan_decode},
     {.name = "cpu/prefill",
      .pass = Pass::forward,
@@ -354,7 +379,8 @@ constexpr std::array<KernelEntry, 8> entries{{
                .programs = true,
                .narrow_keys = true,
                .narrow_queries = true,
-               .latent = true},
+               .latent = true,
+               .splits = true},
      .plan = plan_forward},
     {.name = "cpu/bfloat16",
      .pass = Pass::backward,

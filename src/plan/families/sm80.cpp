@@ -67,6 +67,16 @@ std::optional<MmaBackwardTile> backward_tile(const Request& r) {
   return first_that_fits({!r.features.touches_scores() ? large : small, small, {64, 64, 1}}, problem, device);
 }
 
+/// Tiles that were requested: the gradients of more do not fit in registers.
+std::string reject_backward_tile(const Request& r, const TileSize& asked) {
+  const std::int64_t dim = std::max(r.problem.head_dim, r.problem.head_dim_v);
+  const auto [block_q, block_kv] = asked;
+  const bool known = (block_q == 64 || block_q == 128) && (block_kv == 64 || block_kv == 128);
+  if (!known) return "allowed are 64 and 128 queries and keys";
+  if (block_kv == 128 && dim > 128) return "128 keys fit in registers up to a head_dim of 128";
+  return block_q == 128 && dim > 64 ? "128 queries fit in registers up to a head_dim of 64" : "";
+}
+
 MmaQueryTile query_tile(const Problem& problem) {
   return {std::max(problem.head_dim, problem.head_dim_v) <= 128 ? 64 : 32};
 }
@@ -74,7 +84,17 @@ MmaQueryTile query_tile(const Problem& problem) {
 Answer plan_backward(const Request& r) {
   const Problem& problem = r.problem;
   if (std::string reason = reject_problem(problem, r.device); !reason.empty()) return Refusal{std::move(reason)};
-  const std::optional<MmaBackwardTile> tile = backward_tile(r);
+  std::optional<MmaBackwardTile> tile = backward_tile(r);
+  if (r.tile) {
+    const std::string reason = reject_backward_tile(r, *r.tile);
+    if (!reason.empty()) return refuse_tile(*r.tile, reason);
+    tile = MmaBackwardTile{r.tile->block_q, r.tile->block_kv, 1};
+    if (r.num_stages == 0) tile = first_that_fits({{tile->block_q, tile->block_kv, 2}, *tile}, problem, r.device);
+  }
+  if (tile && r.num_stages > 0) {
+    if (r.num_stages > 2) return Refusal{"has one or two stages"};
+    tile = first_that_fits({{tile->block_q, tile->block_kv, r.num_stages}}, problem, r.device);
+  }
   const MmaQueryTile queries = query_tile(problem);
   std::string reason = reject_mma_backward(problem, r.device, tile, queries);
   if (!reason.empty()) return Refusal{std::move(reason)};
@@ -99,6 +119,7 @@ std::span<const KernelEntry> sm80_kernels() {
                                                            .pass = Pass::backward,
                                                            .device = DeviceKind::cuda,
                                                            .requirements = requirements,
+                                                           .takes = {.tile = true, .stages = true},
                                                            .plan = plan_backward});
   return rows;
 }

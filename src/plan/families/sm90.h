@@ -54,8 +54,10 @@ constexpr std::int64_t sm90_padded_rows(std::int64_t total_q, std::int64_t batch
   return (total_q + 68 * batch + 3) / 4 * 4;
 }
 
+struct BackwardSm90Structure;  // backward_sm90/structure.h
+
 /// backward/sm90; with or without the heads of a group split between tasks if there are few key heads.
-Plan lay_out_sm90_backward(const Request& request, bool whole);
+Plan lay_out_sm90_backward(const Request& request, bool whole, const BackwardSm90Structure& structure);
 
 /// A part of a pass.
 Answer plan_sm90_backward_part(const Request& request);

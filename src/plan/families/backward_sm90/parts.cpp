@@ -35,7 +35,7 @@ std::string reject_part(const Request& r, const Plan& plan) {
   const BackwardPart& part = *r.part;
   const bool is_block = part.kind == PartKind::block;
   if (!adds_to_dq(plan)) return "blocks cannot add to dQ in any order";
-  if (is_block && lay_out_sm90_backward(r, true).num_splits > 1)
+  if (is_block && lay_out_sm90_backward(r, true, choose_backward_sm90_structure(r, true)).num_splits > 1)
     return "few key heads: their groups are split between tasks";
   const std::int64_t end = part.first + p.seq_q;
   if (end > part.rows || (!is_block && p.seq_q != part.rows)) return "the problem has other rows than the part";
@@ -73,7 +73,7 @@ Answer plan_sm90_backward_part(const Request& r) {
   if (r.features.has_mask_data() || r.features.mask) return Refusal{"parts take no masks that are data"};
   if (r.features.bias || r.features.sink || p.program_gradients != 0)
     return Refusal{"parts have no gradients but those of q, k and v"};
-  Plan plan = lay_out_sm90_backward(r, false);
+  Plan plan = lay_out_sm90_backward(r, false, choose_backward_sm90_structure(r, false));
   std::string reason = reject_part(r, plan);
   return offer_unless(std::move(reason), [&] { return cut_out(p, std::move(plan), *r.part); });
 }

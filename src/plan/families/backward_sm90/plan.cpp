@@ -136,11 +136,10 @@ std::vector<MapLayout> maps_of(const Problem& p, bool bias_boxes) {
 
 }  // namespace
 
-Plan lay_out_sm90_backward(const Request& r, bool whole) {
+Plan lay_out_sm90_backward(const Request& r, bool whole, const BackwardSm90Structure& structure) {
   const Problem& p = r.problem;
   const DeviceInfo& device = r.device;
   const abi::Features& f = r.features;
-  const BackwardSm90Structure structure = choose_backward_sm90_structure(r, whole);
   // Wide kernels go over all tiles: a map would tell them of fewer steps than they count tiles by.
   abi::BackwardConfig config{.features = structure.wide ? f : with_map(f),
                              .head_dim = static_cast<int>(p.head_dim),
@@ -262,11 +261,35 @@ Plan lay_out_sm90_backward(const Request& r, bool whole) {
 
 namespace {
 
+/// A structure with a tile that was requested, or why there is none.
+std::string reject_tile(const Request& r, const BackwardSm90Structure& own, const TileSize& asked) {
+  const std::int64_t dim = std::max(r.problem.head_dim, r.problem.head_dim_v);
+  if (asked.block_q != tile_rows || (asked.block_kv != 2 * tile_rows && asked.block_kv != 3 * tile_rows))
+    return "allowed are 64 queries and 128 or 192 keys";
+  if (asked.block_kv == own.warpgroups * tile_rows) return "";
+  if (own.wide || own.dq_mode == abi::DqMode::direct || dim > 64) return "it has one tile for such heads";
+  return asked.block_kv == 2 * tile_rows || has_registers_for_three(r.features) ? "" : "options take the registers of 192 keys";
+}
+
 Answer plan_backward(const Request& r) {
   std::string reason = reject_backward(r);
   if (!reason.empty()) return Refusal{std::move(reason)};
   if (r.part) return plan_sm90_backward_part(r);
-  return Offer{lay_out_sm90_backward(r, true)};
+  BackwardSm90Structure structure = choose_backward_sm90_structure(r, true);
+  if (r.tile) {
+    reason = reject_tile(r, structure, *r.tile);
+    if (!reason.empty()) return refuse_tile(*r.tile, reason);
+    structure.warpgroups = r.tile->block_kv / tile_rows;
+  }
+  if (r.num_stages > 0) {
+    if (r.num_stages == 1 || is_split_by_columns(r.problem)) return Refusal{"has two stages or more, and one way for wide heads"};
+    structure.stages = r.num_stages;
+  }
+  Plan plan = lay_out_sm90_backward(r, true, structure);
+  for (const Launch& launch : plan.launches) {
+    if (launch.shared_bytes > r.device.shared_bytes) return Refusal{"so many stages do not fit"};
+  }
+  return Offer{std::move(plan)};
 }
 
 }  // namespace
@@ -276,7 +299,7 @@ KernelEntry sm90_backward_kernel() {
           .pass = Pass::backward,
           .device = DeviceKind::cuda,
           .requirements = "sm_90; float16 or bfloat16; strides that TMA can take; every option",
-          .takes = {.hidden_rows = true, .block_mask = true, .programs = true, .parts = true},
+          .takes = {.hidden_rows = true, .block_mask = true, .programs = true, .tile = true, .stages = true, .parts = true},
           .plan = plan_backward};
 }
 

@@ -46,6 +46,13 @@ bool can_be_direct(const Request& r) {
 
 }  // namespace
 
+bool has_registers_for_three(const abi::Features& f) {
+  const bool light = !f.bias && !f.score_program;
+  const int light_options = int{f.softcap} + int{f.alibi} + int{f.dropout};
+  const bool crowded = f.dropout && (f.packed || f.seqused_q || f.seqused_kv);
+  return light && light_options <= 1 && !crowded && !chooses_steps(f);  // they have 160 registers a thread
+}
+
 BackwardSm90Structure choose_backward_sm90_structure(const Request& r, bool whole) {
   const Problem& p = r.problem;
   const abi::Features& f = r.features;
@@ -70,11 +77,10 @@ BackwardSm90Structure choose_backward_sm90_structure(const Request& r, bool whol
     const bool program_alone = alone && !f.bias && program.score && is_short && usual;
     if (!(light || bias_alone || program_alone) || crowded) structure.dq_mode = abi::DqMode::separate_kernel;
   } else {
-    // Three have 160 registers a thread: one light option fits in.
     // Where they are few, tasks of two are shorter.
     const bool few = ceil_div(p.seq_kv, 2 * tile_rows) * p.heads_kv * p.batch <= 2 * r.device.num_sms && !p.packed &&
                      p.heads_q == p.heads_kv;
-    structure.warpgroups = light && light_options <= 1 && !crowded && !chooses_steps(f) && !few ? 3 : 2;
+    structure.warpgroups = has_registers_for_three(f) && !few ? 3 : 2;
     structure.stages = 3;
   }
   if (structure.dq_mode == abi::DqMode::separate_kernel) return structure;

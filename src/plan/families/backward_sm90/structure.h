@@ -18,6 +18,9 @@ struct BackwardSm90Structure {
 /// whole: of a whole pass, not of a part (parts.cpp).
 BackwardSm90Structure choose_backward_sm90_structure(const Request& request, bool whole);
 
+/// Whether three warpgroups of heads up to 64 have the registers for the options of a problem.
+bool has_registers_for_three(const abi::Features& features);
+
 /// The loop of a launch: what its warpgroups spend registers on.
 abi::BackwardLoop choose_loop(const abi::BackwardConfig& config);
 

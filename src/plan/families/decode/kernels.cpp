@@ -119,7 +119,11 @@ Answer plan_decode(const Request& r, bool by_tma) {
   const Problem& problem = r.problem;
   if (by_tma && r.device.arch != 90) return Refusal{"TMA needs sm_90; this is sm_" + std::to_string(r.device.arch)};
   if (std::string reason = reject_kind(r); !reason.empty()) return Refusal{std::move(reason)};
+  if (r.num_stages == 1) return Refusal{"needs two stages"};
+  if ((r.tile || r.num_stages > 0) && (problem.invariant || *problem.kv_dtype != problem.dtype))
+    return Refusal{"has one tile where bits are invariant or those of 16-bit keys"};
   const std::optional<abi::ForwardConfig> config = choose_decode_tile(r, by_tma);
+  if (!config && r.tile) return refuse_tile(*r.tile, "its rows are 8 to 64, as many as there are, and its keys 32, 64 or 128");
   if (!config) return Refusal{"needs more shared memory"};
   if (problem.seq_q > max_queries && problem.page_size == 0 && !problem.invariant && !problem.latent) {
     return Refusal{"takes at most " + std::to_string(max_queries) + " queries of a sequence where there are no pages"};
@@ -144,14 +148,25 @@ std::span<const KernelEntry> decode_kernels() {
                   .requirements =
                       "sm_90; what decode/sm80 takes, with strides that TMA can take, pages of 8, 16, 32, 64 or multiples "
                       "of a tile's keys, at most 16 rows of 8-bit keys at a time, no scales of tokens",
-                  .takes = {.pages = true, .left_padding = true, .invariant = true, .narrow_keys = true},
+                  .takes = {.pages = true,
+                            .left_padding = true,
+                            .invariant = true,
+                            .narrow_keys = true,
+                            .tile = true,
+                            .stages = true},
                   .plan = plan_sm90},
       KernelEntry{.name = "decode/sm80",
                   .pass = Pass::forward,
                   .device = DeviceKind::cuda,
                   .requirements = "sm_80; float16 or bfloat16; at most 16 queries of a sequence, any number with pages or "
                                   "invariant bits or latent keys; strides that are multiples of 8; no dropout",
-                  .takes = {.pages = true, .left_padding = true, .invariant = true, .narrow_keys = true, .latent = true},
+                  .takes = {.pages = true,
+                            .left_padding = true,
+                            .invariant = true,
+                            .narrow_keys = true,
+                            .latent = true,
+                            .tile = true,
+                            .stages = true},
                   .plan = plan_sm80}};
   return rows;
 }

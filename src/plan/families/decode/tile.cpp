@@ -96,7 +96,8 @@ std::optional<abi::ForwardConfig> configure(const Request& request, bool produce
                                                 : 128)
                                    << 10},
                           Tile{64, 4, (max_keys == 64 ? 96 : 192) << 10}, Tile{32, 2, 192 << 10}, Tile{16, 1, 192 << 10}}) {
-    if (block_q > 16 * tile.num_warps || tile.block_kv > max_keys) continue;
+    if (block_q > 16 * tile.num_warps || tile.block_kv > (request.tile ? 128 : max_keys)) continue;
+    if (request.tile && (request.tile->block_q != block_q || request.tile->block_kv != tile.block_kv)) continue;
     config.block_kv = tile.block_kv;
     config.num_warps = tile.num_warps * (abi::DecodeLayout::splits_columns(config) ? 2 : 1);
     if (config.num_warps == 1) continue;
@@ -108,6 +109,8 @@ std::optional<abi::ForwardConfig> configure(const Request& request, bool produce
     wide.features.token_scales = false;
     if (stages_of(wide, device.shared_bytes, tile.max_bytes) < 2) continue;
     config.num_stages = std::max(2, stages_of(config, device.shared_bytes, tile.max_bytes));
+    if (request.num_stages > config.num_stages) continue;
+    if (request.num_stages > 1) config.num_stages = request.num_stages;
     if (abi::DecodeLayout(config).shared_bytes <= device.shared_bytes) return config;
   }
   return std::nullopt;

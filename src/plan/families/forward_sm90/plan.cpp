@@ -133,7 +133,7 @@ std::string reject_cluster(const abi::Features& f) {
 }
 
 /// Of a tile that was requested: as many stages as fit, four at most, or nine of the smaller ones of wide heads.
-abi::ForwardConfig asked_config(const Request& r, const TileSize& asked) {
+abi::ForwardConfig asked_config(const Request& r, const TileSize& asked, int most_stages = 4) {
   const Problem& p = r.problem;
   const auto [block_q, block_kv] = asked;
   abi::ForwardConfig config{.features = r.features,
@@ -142,7 +142,7 @@ abi::ForwardConfig asked_config(const Request& r, const TileSize& asked) {
                             .block_q = block_q,
                             .block_kv = block_kv,
                             .num_warps = warps_of(p, block_q),
-                            .num_stages = is_wide(p) ? 9 : 4,
+                            .num_stages = is_wide(p) ? 9 : most_stages,
                             .page_rows = p.page_size != 0 ? rows_of_page_box(p, block_kv) : 0};
   config.loop.mask_words = choose_mask_words(config);
   add_bias_stages(r, config);
@@ -298,6 +298,17 @@ Plan lay_out_forward(const Request& r, const Sm90Tile& tile) {
   return plan;
 }
 
+/// Stages and splits that were requested in addition to a tile.
+std::string reject_stages_and_splits(const Request& r, const Sm90Tile& tile) {
+  const Problem& p = r.problem;
+  if (is_wide(p)) return "heads wider than 256 have one way";
+  const int fits = asked_config(r, {tile.block_q, tile.block_kv}, r.num_stages).num_stages;
+  if (r.num_stages == 1 || fits < r.num_stages) return "so many stages do not fit, or they are fewer than two";
+  if (r.num_splits <= 1) return "";
+  if (!splits_keys(r)) return "keys are split where there are no options, lengths, masks or edges, and more than 64 queries";
+  return r.num_splits <= (p.seq_kv + tile.block_kv - 1) / tile.block_kv ? "" : "there are fewer tiles of keys";
+}
+
 Answer plan_forward(const Request& r) {
   std::string reason = reject_forward(r);
   if (!reason.empty()) return Refusal{std::move(reason)};
@@ -308,6 +319,12 @@ Answer plan_forward(const Request& r) {
     reason = reject_forward_tile(r, *r.tile);
     if (!reason.empty()) return refuse_tile(*r.tile, reason);
     tile = {r.tile->block_q, r.tile->block_kv, asked_config(r, *r.tile).num_stages};
+  }
+  if (r.num_stages > 0 || r.num_splits > 0) {
+    reason = reject_stages_and_splits(r, tile);
+    if (!reason.empty()) return Refusal{std::move(reason)};
+    if (r.num_stages > 0) tile.num_stages = r.num_stages;
+    if (r.num_splits > 0) tile.num_splits = r.num_splits;
   }
   return Offer{lay_out_forward(r, tile)};
 }
@@ -326,7 +343,9 @@ std::span<const KernelEntry> sm90_kernels() {
                             .hidden_rows = true,
                             .block_mask = true,
                             .programs = true,
-                            .tile = true},
+                            .tile = true,
+                            .stages = true,
+                            .splits = true},
                   .prefill = true,
                   .counts_repairs = true,
                   .plan = plan_forward},

@@ -14,6 +14,11 @@ int count_score_options(const abi::Features& f) {
 
 namespace {
 
+/// Without options, lengths, masks or a left edge.
+bool is_plain(const abi::Features& f) {
+  return count_score_options(f) == 0 && !f.has_lengths() && !f.paged && !f.has_mask_data() && !f.mask && !f.window_left;
+}
+
 /// Of all heads and sequences.
 std::int64_t count_row_tiles(const Problem& p, int block_q) {
   return (p.seq_q + block_q - 1) / block_q * p.heads_q * p.batch;
@@ -65,11 +70,10 @@ int count_splits(std::int64_t tiles, std::int64_t blocks, std::int64_t block_cyc
   return 10 * cycles(best) < 9 * cycles(1) ? static_cast<int>(best) : 1;
 }
 
-/// Few queries on many keys, without options, lengths, masks or a left edge.
+/// Few queries on many keys, of a plain problem.
 std::optional<Sm90Tile> choose_split_tile(const Request& r, std::int64_t dim, std::int64_t sms) {
   const Problem& p = r.problem;
-  const bool causal = r.features.window_right;
-  if (p.seq_q <= 64 || r.features.sink || (causal && p.seq_kv < 2 * p.seq_q)) return std::nullopt;
+  if (!splits_keys(r)) return std::nullopt;
   const int block_kv = dim <= 128 ? 128 : 64;
   const std::int64_t block_cycles = dim <= 64 ? 1900 : 2400;
   const int splits = count_splits(count_row_tiles(p, 128), (p.seq_kv + block_kv - 1) / block_kv, block_cycles, sms);
@@ -78,6 +82,12 @@ std::optional<Sm90Tile> choose_split_tile(const Request& r, std::int64_t dim, st
 }
 
 }  // namespace
+
+bool splits_keys(const Request& r) {
+  const abi::Features& f = r.features;
+  const Problem& p = r.problem;
+  return is_plain(f) && p.seq_q > 64 && !f.sink && !(f.window_right && p.seq_kv < 2 * p.seq_q);
+}
 
 /// docs/lab/forward_sm90.md has the measurements (H200). What touches every score or every row needs registers of its
 /// own: those problems go with two warpgroups, since three have 160 registers a thread, or with narrower blocks of keys.
@@ -94,7 +104,7 @@ Sm90Tile choose_sm90_tile(const Request& r) {
       f.bias || (f.mask && options > 1) || program.loads_scores || program.values > few_values;
   const bool lengths = f.has_lengths() || f.paged;
   const bool windowed = f.has_window();
-  const bool plain = options == 0 && !lengths && !masked && !f.window_left;
+  const bool plain = is_plain(f);
   const std::int64_t sms = std::max(r.device.num_sms, 1);
   if (plain) {
     if (const std::optional<Sm90Tile> split = choose_split_tile(r, dim, sms)) return *split;

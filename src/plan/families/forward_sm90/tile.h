@@ -16,6 +16,10 @@ struct Sm90Tile {
 /// How many options touch every score; a program counts as two.
 int count_score_options(const abi::Features& features);
 
+/// Whether the keys of row tiles can be split: no options, lengths, masks or left edge, and enough keys for more than the
+/// diagonal.
+bool splits_keys(const Request& request);
+
 Sm90Tile choose_sm90_tile(const Request& request);
 
 }  // namespace flash_attention::plan

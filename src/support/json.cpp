@@ -1,11 +1,10 @@
-#include "cli/output/json.h"
+#include "support/json.h"
 
 #include <charconv>
 #include <cmath>
+#include <cstdio>
 
-#include "cli/output/format.h"
-
-namespace flash_attention::cli {
+namespace flash_attention::support {
 namespace {
 
 std::string quote(std::string_view value) {
@@ -17,7 +16,9 @@ std::string quote(std::string_view value) {
     } else if (c == '\n') {
       text += "\\n";
     } else if (static_cast<unsigned char>(c) < 0x20) {
-      text += format("\\u%04x", static_cast<unsigned>(c));
+      char escape[8];
+      std::snprintf(escape, sizeof escape, "\\u%04x", static_cast<unsigned>(c));
+      text += escape;
     } else {
       text += c;
     }
@@ -63,4 +64,4 @@ std::string Json::text(int indent) const {
   return result + "\n" + std::string(static_cast<std::size_t>(indent), ' ') + (is_object ? "}" : "]");
 }
 
-}  // namespace flash_attention::cli
+}  // namespace flash_attention::support

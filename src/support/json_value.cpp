@@ -1,10 +1,10 @@
-#include "cli/output/json_value.h"
+#include "support/json_value.h"
 
 #include <charconv>
 
 #include "flash_attention/error.h"
 
-namespace flash_attention::cli {
+namespace flash_attention::support {
 
 class JsonParser {
  public:
@@ -38,8 +38,12 @@ class JsonParser {
   }
 
   JsonValue value() {
+    using Kind = JsonValue::Kind;
+    constexpr int deepest = 64;  // a damaged file must not use up the stack
     JsonValue result;
+    if (++depth_ > deepest) fail();
     if (take('{')) {
+      result.kind_ = Kind::object;
       while (!take('}')) {
         if (!result.members_.empty() && !take(',')) fail();
         std::string name = string();
@@ -47,29 +51,38 @@ class JsonParser {
         result.members_[std::move(name)] = value();
       }
     } else if (take('[')) {
+      result.kind_ = Kind::array;
       while (!take(']')) {
         if (!result.items_.empty() && !take(',')) fail();
         result.items_.push_back(value());
       }
     } else if (peek() == '"') {
+      result.kind_ = Kind::text;
       result.text_ = string();
     } else if (take("true")) {
+      result.kind_ = Kind::flag;
       result.flag_ = true;
-    } else if (!take("false") && !take("null")) {
+    } else if (take("false")) {
+      result.kind_ = Kind::flag;
+    } else if (!take("null")) {
+      result.kind_ = Kind::number;
       const auto [end, error] = std::from_chars(text_.data() + at_, text_.data() + text_.size(), result.number_);
       if (error != std::errc()) fail();
       at_ = static_cast<std::size_t>(end - text_.data());
     }
+    --depth_;
     return result;
   }
 
-  /// Escapes but \u keep their character: what we write has no others that matter.
+  /// Escapes but \n, \t and \u keep their character: what we write has no others that matter.
   std::string string() {
     if (!take('"')) fail();
     std::string result;
     while (at_ < text_.size() && text_[at_] != '"') {
-      if (text_[at_] == '\\' && at_ + 1 < text_.size()) ++at_;
-      result += text_[at_++];
+      const bool escaped = text_[at_] == '\\' && at_ + 1 < text_.size();
+      if (escaped) ++at_;
+      const char c = text_[at_++];
+      result += escaped && c == 'n' ? '\n' : escaped && c == 't' ? '\t' : c;
     }
     if (at_ == text_.size()) fail();
     ++at_;
@@ -79,6 +92,7 @@ class JsonParser {
   std::string_view text_;
   const std::string& name_;
   std::size_t at_ = 0;
+  int depth_ = 0;
 };
 
 JsonValue JsonValue::parse(std::string_view text, const std::string& name) { return JsonParser(text, name).document(); }
@@ -89,4 +103,4 @@ const JsonValue& JsonValue::operator[](const std::string& member) const {
   return found == members_.end() ? nothing : found->second;
 }
 
-}  // namespace flash_attention::cli
+}  // namespace flash_attention::support
