@@ -52,7 +52,9 @@ def check_starts(name, starts, total, device=None):
     down = (starts.diff() < 0).nonzero()
     if len(down):
         entry = int(down[0]) + 1
-        raise refusal(ValueError, name, f"entry {entry} is {int(starts[entry])}, below the one before it; they may not go down")
+        raise refusal(
+            ValueError, name, f"entry {entry} is {int(starts[entry])}, below the one before it; they may not go down"
+        )
     if total is not None and int(starts[-1]) > total:
         raise refusal(ValueError, name, f"ends with {int(starts[-1])}; allowed is at most {total}")
     return starts

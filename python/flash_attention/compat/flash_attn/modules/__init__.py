@@ -1,0 +1,1 @@
+"""flash_attn.modules: mha alone. Blocks, embeddings and MLPs are no attention."""
