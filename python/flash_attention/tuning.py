@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from flash_attention import _core
+from flash_attention.arguments.keywords import refuse_keywords
 
 TYPE_CHECKING = False  # typing costs more to import than the rest of the package
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Sequence
-    from typing import Any
+    from typing import Any, NoReturn
 
 
 def tune(
@@ -19,6 +20,7 @@ def tune(
     again: bool = False,
     progress: bool | Callable[[int, int, str, float], Any] = True,
     export: str | os.PathLike[str] | None = None,
+    **wrong: NoReturn,
 ) -> list[dict[str, Any]]:
     """Measures other kernels, tiles, stages and splits than the planner's own and keeps the faster ones for later calls.
 
@@ -30,6 +32,8 @@ def tune(
     Returns a dictionary for each problem: the planner's choice ("usual"), the fastest ("choice"), their times, "gain",
     "noise", and what was "dropped" because its results were wrong. A choice is kept only if it gains more than the noise.
     """
+    if wrong:
+        refuse_keywords(tune, wrong)
     text, name = _problems(problems)
     show = _show if progress is True else progress or None
     try:
@@ -42,15 +46,19 @@ def tune(
     return results
 
 
-def export_tuned(path: str | os.PathLike[str], *, device: str | None = None) -> None:
+def export_tuned(path: str | os.PathLike[str], *, device: str | None = None, **wrong: NoReturn) -> None:
     """Writes everything that is known of a device to a file, to be shared with machines that have the same GPU."""
+    if wrong:
+        refuse_keywords(export_tuned, wrong)
     text = _core.export_tuned(device or "")
     with open(path, "w", encoding="utf-8") as file:
         file.write(text)
 
 
-def import_tuned(path: str | os.PathLike[str], *, device: str | None = None) -> int:
+def import_tuned(path: str | os.PathLike[str], *, device: str | None = None, **wrong: NoReturn) -> int:
     """Takes the choices of such a file; returns how many. A damaged file or one of another GPU is refused by name."""
+    if wrong:
+        refuse_keywords(import_tuned, wrong)
     with open(path, encoding="utf-8") as file:
         text = file.read()
     return _core.import_tuned(device or "", text, str(path))

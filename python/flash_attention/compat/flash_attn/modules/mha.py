@@ -21,7 +21,7 @@ __all__ = ["MHA", "CrossAttention", "FlashCrossAttention", "FlashSelfAttention",
 
 
 def get_alibi_slopes(nheads: int) -> list[float]:
-    """Slopes of ALiBi: powers of 2^(-8 / n), n the power of two at or below nheads; those beyond it lie between the first."""
+    """Slopes of ALiBi: powers of 2^(-8 / n), n the power of two up to nheads; further ones lie between those."""
     power = 1 << (nheads.bit_length() - 1)
     slopes = [2.0 ** (-8.0 * (n + 1) / power) for n in range(power)]
     between = [2.0 ** (-4.0 * (2 * n + 1) / power) for n in range(nheads - power)]
@@ -250,5 +250,5 @@ class MHA(torch.nn.Module):
 def _refuse_padding(mask):
     if mask is not None:
         raise NotImplementedError(
-            "key_padding_mask: got a tensor; take the padding out with flash_attn.bert_padding.unpad_input, and give cu_seqlens"
+            "key_padding_mask: got a tensor; take padding out with flash_attn.bert_padding.unpad_input, and give cu_seqlens"
         )
