@@ -6,6 +6,7 @@
 #include "forward/sm90/bias_tiles.cuh"
 #include "forward/sm90/schedule.cuh"
 #include "forward/sm90/storage.cuh"
+#include "forward/sm90/wide_pages.cuh"
 #include "ptx/tma.cuh"
 #include "tile/score.cuh"
 
@@ -80,34 +81,16 @@ struct PagedBlock {
     }
   }
 
-  /// All boxes of a block of K or V; `chunks` of 64 columns from the given one on, S::block_kv rows each.
+  /// All boxes of a block of K or V; `chunks` of 64 columns, S::block_kv rows each.
   template <int chunks>
-  __device__ __forceinline__ void load(typename S::Element* to, const TensorMap& map, ptx::Mbarrier& full,
-                                       int first_chunk = 0) const {
+  __device__ __forceinline__ void load(typename S::Element* to, const TensorMap& map, ptx::Mbarrier& full) const {
     for_boxes([&](int box, int its_row, const int* its_entry) {
       const int page = holds_pages ? pages[box] : page_of(box, its_entry);
 #pragma unroll
       for (int c = 0; c < chunks; ++c) {
-        ptx::tma_load_4d(to + (c * S::block_kv + box * rows) * chunk_dim, map, full, (first_chunk + c) * chunk_dim, its_row,
-                         kv_head, page);
+        ptx::tma_load_4d(to + (c * S::block_kv + box * rows) * chunk_dim, map, full, c * chunk_dim, its_row, kv_head, page);
       }
     });
-  }
-
-  /// visit(first key, its row, its page) for the keys of each stage of V of a wide head. A stage lies in one box. The entry
-  /// is read again for each, since a lane has no registers to hold it; it is in L1 by then.
-  template <typename Visit>
-  __device__ __forceinline__ void for_value_stages(const Visit& visit) const {
-    constexpr int keys = S::value_rows;
-    static_assert(!S::wide || rows % keys == 0, "the planner refuses smaller pages");
-    int its_row = row;
-    const int* its_entry = entry;
-#pragma unroll 1
-    for (int begin = 0; begin < S::block_kv; begin += keys) {
-      visit(begin, its_row, page_of(begin / rows, its_entry));
-      its_row += keys;
-      if (its_row >= args.page_size) its_row = 0, ++its_entry;
-    }
   }
 
  private:
@@ -144,8 +127,6 @@ struct Producer {
   static constexpr ForwardConfig config = its_config;
   using S = Shape<config>;
 
-  static constexpr unsigned short both_blocks = 3;  // mask of a cluster's two blocks, for a multicast
-
   const AttentionArgs& args;
   SharedStorage<config>& shared;
   unsigned num_tiles = 0;          // published so far
@@ -153,6 +134,9 @@ struct Producer {
   BiasBoxes<config> biases{args, shared};
   int listed = 0;      // the ListedBlock that is loaded
   int last_block = 0;  // wide heads: the block whose V comes next
+  // And where it is, if keys are in pages: as much as is known of the next block.
+  [[no_unique_address]] WidePages<config> pages{};
+  [[no_unique_address]] typename WidePages<config>::Place last_place{};
 
   /// Loads all tiles of an attempt. find_next(tile) fills in the next one, or returns false. When a tile is published
   /// depends on the stages of Q. With two, it is published while the previous tile's keys are loaded, so its Q arrives in
@@ -310,24 +294,19 @@ struct Producer {
           batch_idx(batch_coordinate<config>(tile)) {}
   };
 
-  __device__ __forceinline__ auto wide_source(const Tile& tile, int block) const {
-    if constexpr (config.features.paged) {
-      return PagedBlock<config>(args, tile, block);
-    } else {
-      return WideSource(args, tile, block);
-    }
-  }
-
   /// Loads a block of K, then V of the previous block: the order in which the consumers use them.
   __device__ __forceinline__ void load_wide_keys(const Tile& tile, int block, bool is_first) {
-    const auto source = wide_source(tile, block);
+    const WideSource source(args, tile, block);
+    if constexpr (config.features.paged) {
+      if (is_first) pages.begin(args, tile, block);
+    }
 #pragma unroll 1
     for (int c = 0; c < S::chunks; ++c) {
       ptx::mbarrier_wait(shared.KV_empty[kv.stage], kv.phase ^ 1);  // both warpgroups have read what was there
       if (S::listed && c == 0) shared.listed[kv.stage] = listed;    // valid when the first stage is full
       ptx::mbarrier_arrive_expect_tx(shared.KV_full[kv.stage], forward_sm90_wide_stage_bytes);
       if constexpr (config.features.paged) {
-        source.template load<1>(shared.KV[kv.stage], args.maps[map_K], shared.KV_full[kv.stage], c);
+        pages.load_keys(args, shared.KV[kv.stage], shared.KV_full[kv.stage], c);
       } else if constexpr (S::cluster > 1) {
         const int half = static_cast<int>(ptx::cluster_rank()) * S::score_keys;  // of the keys, for both blocks
         ptx::tma_multicast_4d(shared.KV[kv.stage] + half * chunk_dim, args.maps[map_K], shared.KV_full[kv.stage],
@@ -340,28 +319,30 @@ struct Producer {
       if (is_first && c == tile::min(S::chunks, S::stages) - 1)
         publish_tile<chunk_dim>(*this, tile);  // it may wait for Q; all free stages are filled by now
     }
-    if (!is_first) load_wide_values(tile);
-    last_block = block;
+    if constexpr (config.features.paged) {
+      const auto here = pages.advance(args);  // the entries of the next block come while V is loaded
+      if (!is_first) load_wide_values(tile);
+      last_place = here;
+    } else {
+      if (!is_first) load_wide_values(tile);
+      last_block = block;
+    }
   }
 
   /// V of last_block. Columns past the head dimension read as zero: the warpgroups have as many.
   __device__ __forceinline__ void load_wide_values(const Tile& tile) {
-    const auto source = wide_source(tile, last_block);
     if constexpr (config.features.paged) {
-      source.for_value_stages([&](int, int row, int page) {
+      pages.for_value_stages(args, last_place, [&](int row, int page) {
         begin_value_stage();
-        load_all_values(row, source.kv_head, page);
+        load_values(row, pages.kv_head, page);
         kv.advance();
       });
     } else {
+      const WideSource source(args, tile, last_block);
 #pragma unroll 1
       for (int begin = 0; begin < S::block_kv; begin += S::value_rows) {
         begin_value_stage();
-        if constexpr (S::cluster > 1) {
-          load_half_of_values(source, begin);
-        } else {
-          load_all_values(source.row + begin, source.kv_head, source.batch_idx);
-        }
+        load_values(source.row + begin, source.kv_head, source.batch_idx);
         kv.advance();
       }
     }
@@ -372,31 +353,29 @@ struct Producer {
     ptx::mbarrier_arrive_expect_tx(shared.KV_full[kv.stage], 2 * S::chunks_v * S::value_rows * chunk_dim * 2);
   }
 
-  /// All columns of a stage of V; `place` is a sequence of the batch or a page.
-  __device__ __forceinline__ void load_all_values(int row, int kv_head, int place) const {
-    if constexpr (wide_box_chunks(config.head_dim_v) > 1) {
-      ptx::tma_load_5d(shared.KV[kv.stage], args.maps[map_V], shared.KV_full[kv.stage], 0, row, 0, kv_head, place);
-    } else {
-#pragma unroll
-      for (int c = 0; c < 2 * S::chunks_v; ++c) {
-        ptx::tma_load_4d(shared.KV[kv.stage] + c * S::value_rows * chunk_dim, args.maps[map_V], shared.KV_full[kv.stage],
-                         c * chunk_dim, row, kv_head, place);
-      }
-    }
-  }
-
-  /// Half of the columns of a stage of V, for both blocks of a cluster.
-  __device__ __forceinline__ void load_half_of_values(const WideSource& source, int begin) const {
-    const int first = static_cast<int>(ptx::cluster_rank()) * S::chunks_v;
+  /// All columns of a stage of V, or half of them for both blocks of a cluster; `place` is a sequence of the batch, or a
+  /// page.
+  __device__ __forceinline__ void load_values(int row, int kv_head, int place) const {
+    constexpr int chunks = 2 * S::chunks_v / S::cluster;
+    constexpr bool whole = wide_box_chunks(config.head_dim_v) > 1;
+    const int first = S::cluster > 1 ? static_cast<int>(ptx::cluster_rank()) * chunks : 0;
     auto* const to = shared.KV[kv.stage] + first * S::value_rows * chunk_dim;
-    if constexpr (wide_box_chunks(config.head_dim_v) > 1) {
-      ptx::tma_multicast_5d(to, args.maps[map_V], shared.KV_full[kv.stage], both_blocks, 0, source.row + begin, first,
-                            source.kv_head, source.batch_idx);
+    auto& full = shared.KV_full[kv.stage];
+    const TensorMap& map = args.maps[map_V];
+    if constexpr (whole && S::cluster > 1) {
+      ptx::tma_multicast_5d(to, map, full, both_blocks, 0, row, first, kv_head, place);
+    } else if constexpr (whole) {
+      ptx::tma_load_5d(to, map, full, 0, row, 0, kv_head, place);
     } else {
 #pragma unroll
-      for (int c = 0; c < S::chunks_v; ++c) {
-        ptx::tma_multicast_4d(to + c * S::value_rows * chunk_dim, args.maps[map_V], shared.KV_full[kv.stage], both_blocks,
-                              (first + c) * chunk_dim, source.row + begin, source.kv_head, source.batch_idx);
+      for (int c = 0; c < chunks; ++c) {
+        auto* const chunk = to + c * S::value_rows * chunk_dim;
+        const int column = (first + c) * chunk_dim;
+        if constexpr (S::cluster > 1) {
+          ptx::tma_multicast_4d(chunk, map, full, both_blocks, column, row, kv_head, place);
+        } else {
+          ptx::tma_load_4d(chunk, map, full, column, row, kv_head, place);
+        }
       }
     }
   }

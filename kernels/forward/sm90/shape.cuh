@@ -109,7 +109,7 @@ struct Shape {
   static_assert(!wide || (row_groups == 1 && cluster <= 2 && block_kv == forward_sm90_wide_keys));
   static_assert(!config.split_keys || (forwards && !listed && !wide && !features.touches_scores() && !features.sink &&
                                        !features.packed && !features.seqused_q && !config.pair_tiles));
-  static_assert(cluster == 1 || (forwards && !listed && !features.packed && !features.paged));
+  static_assert(cluster == 1 || (forwards && !listed && !features.packed));
   static_assert(block_q % wg_rows == 0 && 1 <= warpgroups && warpgroups <= 3 && block_kv % 16 == 0);
   static_assert(ptx::wgmma_has_shape(score_keys) && ptx::wgmma_has_shape(width_v));
   static_assert(config.num_warps * 32 == threads);

@@ -147,6 +147,13 @@ inline std::vector<Case> wide_rows() {
   return cases;
 }
 
+/// Latent keys, without those of 8 bits.
+inline std::vector<Case> latent_16_bits() {
+  std::vector<Case> cases = latent_cases(Dtype::bfloat16);
+  std::erase_if(cases, [](const Case& c) { return c.problem.kv_dtype.has_value(); });
+  return cases;
+}
+
 /// Pages of which a tile has several, one or a part; one page for a whole sequence, which ends inside of a tile. What lies
 /// outside of what is visible is NaN.
 inline std::vector<Case> box_cases() {

@@ -30,6 +30,7 @@ TEST_P(DecodeSm90, SameBits) {
 
 INSTANTIATE_TEST_SUITE_P(Boxes, DecodeSm90, ::testing::ValuesIn(box_cases()), case_name);
 INSTANTIATE_TEST_SUITE_P(Wide, DecodeSm90, ::testing::ValuesIn(wide_rows()), case_name);
+INSTANTIATE_TEST_SUITE_P(Latent, DecodeSm80, ::testing::ValuesIn(latent_16_bits()), case_name);
 INSTANTIATE_TEST_SUITE_P(Wide, DecodeSm80, ::testing::ValuesIn(wide_rows()), case_name);
 INSTANTIATE_TEST_SUITE_P(Shapes, DecodeSm90, ::testing::ValuesIn(decode_shapes()), case_name);
 INSTANTIATE_TEST_SUITE_P(Cache, DecodeSm90, ::testing::ValuesIn(cache_cases(Dtype::float16)), case_name);

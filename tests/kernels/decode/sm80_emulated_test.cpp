@@ -87,13 +87,6 @@ std::vector<Case> with_fixed_splits() {
 
 INSTANTIATE_TEST_SUITE_P(FixedSplits, DecodeSm80, ::testing::ValuesIn(with_fixed_splits()), case_name);
 INSTANTIATE_TEST_SUITE_P(Shapes, DecodeSm80, ::testing::ValuesIn(decode_shapes()), case_name);
-/// Without those of 8 bits.
-std::vector<Case> latent_16_bits() {
-  std::vector<Case> cases = latent_cases(Dtype::bfloat16);
-  std::erase_if(cases, [](const Case& c) { return c.problem.kv_dtype.has_value(); });
-  return cases;
-}
-
 INSTANTIATE_TEST_SUITE_P(Latent, DecodeSm80Contract, ::testing::ValuesIn(latent_16_bits()), case_name);
 INSTANTIATE_TEST_SUITE_P(Wide, DecodeSm80Contract, ::testing::ValuesIn(share_of(wide_rows(), 3, 0)), case_name);
 INSTANTIATE_TEST_SUITE_P(Cache, DecodeSm80, ::testing::ValuesIn(cache_cases(Dtype::bfloat16)), case_name);

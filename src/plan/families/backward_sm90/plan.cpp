@@ -26,7 +26,6 @@ std::string reject_backward(const Request& r) {
   if (reason.empty()) reason = reject_tma_strides(p, Pass::backward);
   if (!reason.empty()) return reason;
   if (std::max(p.head_dim, p.head_dim_v) > 512) return "needs head dimensions up to 512";
-  if (is_split_by_columns(p) && p.packed) return "takes no packed sequences of heads wider than 256";
   // Found by repeated random problems on an H200, not by the emulator: docs/lab/masks.md.
   if (std::max(p.head_dim, p.head_dim_v) > 128 && r.features.has_mask_data()) return "takes no masks of heads wider than 128";
   for (const Strides& strides : {p.dq_strides, p.dk_strides, p.dv_strides}) {

@@ -83,18 +83,28 @@ bool has_bias_boxes(const Request& r) {
          bias.q_stride > 0 && fits(bias.q_stride) && fits(bias.head_stride) && fits(bias.batch_stride);
 }
 
+namespace {
+
+/// Keys of a box of K: of the largest one that divides a page and what a block of a cluster loads.
+int page_rows_of(const Problem& p, int block_q, int block_kv) {
+  const int cluster = abi::forward_sm90_cluster(static_cast<int>(p.head_dim), static_cast<int>(p.head_dim_v), block_q);
+  return rows_of_page_box(p, block_kv / cluster);
+}
+
+}  // namespace
+
 std::vector<MapLayout> forward_sm90_maps(const Problem& p, int block_q, int block_kv, bool bias_boxes) {
   using enum MapSource;
   using namespace abi::forward_sm90_maps;
-  const int rows = p.page_size != 0 ? rows_of_page_box(p, block_kv) : block_kv;
   const int head_dim = static_cast<int>(p.head_dim), head_dim_v = static_cast<int>(p.head_dim_v);
   const int cluster = abi::forward_sm90_cluster(head_dim, head_dim_v, block_q);  // each block loads its part
+  const int keys = p.page_size != 0 ? page_rows_of(p, block_q, block_kv) : block_kv / cluster;
   const MapRows values = key_rows(p, v, p.v_strides, p.head_dim_v);
   std::vector<MapLayout> maps;
   maps.reserve(5);
   maps.push_back(rows_map(map_Q, query_rows(p, q, p.q_strides, p.head_dim), map_warpgroup_rows));
-  maps.push_back(rows_map(map_K, key_rows(p, k, p.k_strides, p.head_dim), rows / cluster));
-  maps.push_back(is_wide(p) ? wide_map(map_V, values, cluster) : rows_map(map_V, values, rows));
+  maps.push_back(rows_map(map_K, key_rows(p, k, p.k_strides, p.head_dim), keys));
+  maps.push_back(is_wide(p) ? wide_map(map_V, values, cluster) : rows_map(map_V, values, keys));
   maps.push_back(rows_map(map_O, query_rows(p, out, p.out_strides, p.head_dim_v), map_warpgroup_rows));
   if (bias_boxes) maps.push_back(bias_map(map_bias, p, block_kv));
   return maps;
@@ -124,11 +134,11 @@ void add_bias_stages(const Request& r, abi::ForwardConfig& config) {
 int warps_of(const Problem& p, int block_q) { return is_wide(p) ? 12 : (block_q / 64 + 1) * 4; }
 
 /// Two blocks with 64 rows each share the keys that they load: where they see them from the first to the last.
-std::string reject_cluster(const abi::Features& f) {
+std::string reject_cluster(const abi::Features& f, const Problem& p) {
   const bool from_the_first = !f.window_left && !f.alibi && !f.left_padding && !f.score_program;
-  if (!from_the_first || f.has_mask_data() || f.mask || f.packed || f.paged)
-    return "two blocks share the keys of a head wider than 256 only without ALiBi, programs, a left edge, masks, pages and "
-           "packed sequences";
+  if (!from_the_first || f.has_mask_data() || f.mask || f.packed || p.page_size % (abi::forward_sm90_wide_keys / 2) != 0)
+    return "two blocks share the keys of a head wider than 256 only without ALiBi, programs, a left edge, masks, packed "
+           "sequences and pages but of a multiple of 64 keys";
   return {};
 }
 
@@ -143,7 +153,7 @@ abi::ForwardConfig asked_config(const Request& r, const TileSize& asked, int mos
                             .block_kv = block_kv,
                             .num_warps = warps_of(p, block_q),
                             .num_stages = is_wide(p) ? 9 : most_stages,
-                            .page_rows = p.page_size != 0 ? rows_of_page_box(p, block_kv) : 0};
+                            .page_rows = p.page_size != 0 ? page_rows_of(p, block_q, block_kv) : 0};
   config.loop.mask_words = choose_mask_words(config);
   add_bias_stages(r, config);
   const int fits = (r.device.shared_bytes + 1024) / abi::forward_sm90_blocks_per_sm(config) - 1024;
@@ -166,7 +176,7 @@ Sm90Tile choose_tile(const Request& r) {
   if (is_wide(p)) {
     const std::int64_t row_tiles = (p.seq_q + 63) / 64;
     const bool in_pairs = row_tiles % 2 == 0 || row_tiles > 8;  // few rows are lost
-    const int block_q = in_pairs && reject_cluster(r.features).empty() ? 128 : 64;
+    const int block_q = in_pairs && reject_cluster(r.features, p).empty() ? 128 : 64;
     return {block_q, abi::forward_sm90_wide_keys, asked_config(r, {64, abi::forward_sm90_wide_keys}).num_stages};
   }
   const Sm90Tile small{64, 64};
@@ -179,7 +189,7 @@ std::string reject_forward_tile(const Request& r, const TileSize& asked) {
   const Problem& p = r.problem;
   const auto [block_q, block_kv] = asked;
   const std::int64_t dim = std::max(p.head_dim, p.head_dim_v);
-  if (is_wide(p) && block_q == 128 && block_kv == 128) return reject_cluster(r.features);
+  if (is_wide(p) && block_q == 128 && block_kv == 128) return reject_cluster(r.features, p);
   if (is_wide(p)) return block_q == 64 && block_kv == 128 ? "" : "heads wider than 256 have tiles of 64 x 128 or 128 x 128";
   if (block_q != 64 && block_q != 128 && block_q != 192) return "allowed are 64, 128 and 192 queries";
   if (block_q == 192 && dim > 64) return "192 queries fit in registers up to a head_dim of 64";
@@ -258,7 +268,7 @@ Plan lay_out_forward(const Request& r, const Sm90Tile& tile) {
                             .block_kv = tile.block_kv,
                             .num_warps = warps_of(p, tile.block_q),
                             .num_stages = tile.num_stages,
-                            .page_rows = p.page_size != 0 ? rows_of_page_box(p, tile.block_kv) : 0,
+                            .page_rows = p.page_size != 0 ? page_rows_of(p, tile.block_q, tile.block_kv) : 0,
                             .split_keys = splits};
   config.loop.mask_words = choose_mask_words(config);
   // How long the row tiles of a program or a boolean mask are is in no plan: they are taken by the counter, too, however

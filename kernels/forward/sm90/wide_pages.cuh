@@ -1,0 +1,126 @@
+#pragma once
+
+// K and V of wide heads from pages. A stage of K is a box for each page of the block, or for each `page_rows` keys of one;
+// a stage of V lies in one page. The lane that loads has no time to look up pages when a stage is free: it does so for the
+// next block before it loads V of the last one, and keeps what it found in registers if that is little.
+
+#include "forward/sm90/schedule.cuh"
+#include "ptx/cluster.cuh"
+#include "ptx/tma.cuh"
+
+namespace flash_attention::forward_sm90 {
+
+constexpr unsigned short both_blocks = 3;  // mask of a cluster's two blocks, for a multicast
+
+template <ForwardConfig config>
+struct WidePages {
+  using S = Shape<config>;
+  static constexpr int rows = config.page_rows, boxes = S::block_kv / rows;
+  static constexpr bool holds_pages = boxes <= 2;  // else entries are read again where they are used; they are in L1
+  static_assert(rows % S::value_rows == 0 && S::block_kv % rows == 0, "the planner refuses smaller pages");
+
+  /// A block of keys.
+  struct Place {
+    const int* entry;  // of the page table, for the block's first box
+    int row;           // of its page
+    int first, end;    // boxes, counted from there, that have a key which some query of the tile sees
+    int pages[holds_pages ? boxes : 1];
+
+    /// If no query sees a key of the box, the table's entry may be anything and is not read; the box gets a coordinate
+    /// outside of the tensor, which TMA reads as zeros.
+    __device__ __forceinline__ int look_up(int box, const int* its_entry) const {
+      return box >= first && box < end ? *its_entry : -1;
+    }
+    __device__ __forceinline__ int page(int box, const int* its_entry) const {
+      return holds_pages ? pages[box] : look_up(box, its_entry);
+    }
+  };
+
+  Place place{};  // of the block whose K is loaded next
+  int kv_head = 0;
+
+  /// The first block of a tile.
+  __device__ __forceinline__ void begin(const AttentionArgs& args, const Tile& tile, int block) {
+    const tile::Score<config.features> score(args, tile.sequence, tile.head_idx);
+    const int q_begin = tile.q_begin / config.block_q * config.block_q;  // of both blocks of a cluster
+    const tile::KeyRange seen = score.keys_of_any(q_begin, q_begin + config.block_q);
+    const int kv_begin = block * S::block_kv, page = kv_begin / args.page_size;
+    kv_head = tile.head_idx / args.group;
+    place.entry = args.page_table + tile.sequence.batch_idx * args.page_table_stride + page;
+    place.row = kv_begin - page * args.page_size;
+    place.first = seen.begin / rows - kv_begin / rows;
+    place.end = tile::ceil_div(seen.end, rows) - kv_begin / rows;
+    find_pages(args);
+  }
+
+  /// On to the next block of the tile, if there is one; returns the block before.
+  __device__ __forceinline__ Place advance(const AttentionArgs& args) {
+    constexpr int step = S::forwards ? 1 : -1;
+    const Place before = place;
+    place.row += step * S::block_kv;
+    place.first -= step * boxes;
+    place.end -= step * boxes;
+#pragma unroll 1
+    for (; S::forwards && place.row >= args.page_size; place.row -= args.page_size) ++place.entry;
+#pragma unroll 1
+    for (; !S::forwards && place.row < 0; place.row += args.page_size) --place.entry;
+    find_pages(args);
+    return before;
+  }
+
+  /// 64 columns of K. The blocks of a cluster load a half for both: a box each.
+  __device__ __forceinline__ void load_keys(const AttentionArgs& args, typename S::Element* to, ptx::Mbarrier& full,
+                                            int chunk) const {
+    if constexpr (S::cluster > 1) {
+      static_assert(S::cluster == 1 || (boxes == 2 && holds_pages));
+      const int rank = static_cast<int>(ptx::cluster_rank());
+      const int row = rank == 0 ? place.row : place.row + rows < args.page_size ? place.row + rows : 0;
+      ptx::tma_multicast_4d(to + rank * rows * chunk_dim, args.maps[map_K], full, both_blocks, chunk * chunk_dim, row,
+                            kv_head, place.pages[rank]);
+      return;
+    }
+    for_boxes(args, place, [&](int box, int row, const int* entry) {
+      ptx::tma_load_4d(to + box * rows * chunk_dim, args.maps[map_K], full, chunk * chunk_dim, row, kv_head,
+                       place.page(box, entry));
+    });
+  }
+
+  /// load(row, page) for each stage of V of a block, in order.
+  template <typename Load>
+  __device__ __forceinline__ static void for_value_stages(const AttentionArgs& args, const Place& block, const Load& load) {
+    for_boxes(args, block, [&](int box, int row, const int* entry) {
+      const int page = block.page(box, entry);
+#pragma unroll 1
+      for (int begin = 0; begin < rows; begin += S::value_rows) load(row + begin, page);
+    });
+  }
+
+ private:
+  __device__ __forceinline__ void find_pages(const AttentionArgs& args) {
+    if constexpr (holds_pages) {
+      for_boxes(args, place, [&](int box, int, const int* entry) { place.pages[box] = place.look_up(box, entry); });
+    }
+  }
+
+  template <typename Visit>
+  __device__ __forceinline__ static void for_boxes(const AttentionArgs& args, const Place& block, const Visit& visit) {
+    int row = block.row;
+    const int* entry = block.entry;
+#pragma unroll(holds_pages ? boxes : 1)
+    for (int box = 0; box < boxes; ++box) {
+      visit(box, row, entry);
+      row += rows;
+      const bool next = row >= args.page_size;
+      entry += next ? 1 : 0;
+      row = next ? 0 : row;
+    }
+  }
+};
+
+/// Blocks that are not in pages: nothing to keep.
+template <ForwardConfig config>
+requires(!(config.features.paged && Shape<config>::wide)) struct WidePages<config> {
+  struct Place {};
+};
+
+}  // namespace flash_attention::forward_sm90
