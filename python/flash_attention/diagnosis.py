@@ -12,22 +12,40 @@ if TYPE_CHECKING:
 
 
 def version() -> str:
-    """The version of the library, e.g. "0.2.0"."""
+    """The version of the library, e.g. "0.2.0".
+
+    For example:
+
+        print(version())
+    """
     return _core.version
 
 
 def devices() -> list[dict[str, Any]]:
-    """Facts about every device this process can use: the CPU first, then the GPUs."""
+    """Facts about every device this process can use: the CPU first, then the GPUs.
+
+    For example:
+
+        for device in devices():
+            print(device["name"])
+    """
     return _core.devices()
 
 
 def kernels() -> list[dict[str, Any]]:
-    """Every kernel: name, pass, device and requirements. A name can be given as attention(..., kernel=name)."""
+    """Every kernel: name, pass, device and requirements. A name can be given as attention(..., kernel=name).
+
+    For example:
+
+        names = [kernel["name"] for kernel in kernels()]
+    """
     return _core.kernels()
 
 
 def explain(q: Any, k: Any, v: Any, *, backward: bool = False, **options: Any) -> str:
     """Which kernel attention(q, k, v, **options) uses, and why each faster one was not chosen.
+
+        print(explain(q, k, v, causal=True))
 
     With cu_seqlens_q among the options it speaks of attention_packed().
     """
@@ -35,14 +53,25 @@ def explain(q: Any, k: Any, v: Any, *, backward: bool = False, **options: Any) -
 
 
 def compile(q: Any, k: Any, v: Any, *, backward: bool = False, **options: Any) -> None:
-    """Compiles and loads what attention(q, k, v, **options) needs, so that the call itself never waits for a compiler."""
+    """Compiles and loads what attention(q, k, v, **options) needs, so that the call itself never waits for a compiler.
+
+    For example:
+
+        compile(q, k, v, causal=True, backward=True)
+    """
     _core.prewarm(*_bind(q, k, v, options), False)
     if backward:
         _core.prewarm(*_bind(q, k, v, options), True)
 
 
 def doctor() -> list[dict[str, Any]]:
-    """What was found here and what is missing: a list of {subject, ok, detail, advice}. Never raises."""
+    """What was found here and what is missing: a list of {subject, ok, detail, advice}. Never raises.
+
+    For example:
+
+        for finding in doctor():
+            print(finding["subject"], finding["detail"], finding["advice"])
+    """
     from importlib import import_module, metadata
 
     findings = [{"subject": "flash_attention", "ok": True, "detail": version(), "advice": ""}]

@@ -52,6 +52,8 @@ def attention(
 ) -> Any:
     """softmax(scale * q k^T + ...) v, without ever storing the scores.
 
+        out = attention(q, k, v, causal=True)  # torch, NumPy, CuPy or JAX, [batch, seq, heads, head_dim]
+
     Differentiable (torch, JAX) in q, k, v, bias and sink, and through the returned lse.
 
     Args:
@@ -150,6 +152,9 @@ def attention_packed(
 ) -> Any:
     """attention() for sequences of different lengths, packed end to end, without padding.
 
+        starts = torch.tensor([0, 5, 16], dtype=torch.int32)  # sequences of 5 and 11 tokens
+        out = attention_packed(q[0], k[0], v[0], starts, causal=True)
+
     Args:
         q: [total_q, heads_q, head_dim].
         k: [total_kv, heads_kv, head_dim].
@@ -183,6 +188,8 @@ def attention_packed(
 
 def dropout_mask(shape: tuple[int, int, int, int], dropout_p: float, seed: int, offset: int = 0, **wrong: NoReturn) -> Any:
     """Which scores dropout keeps: a NumPy bool array of shape (batch, heads_q, seq_q, seq_kv).
+
+        kept = dropout_mask((1, 4, 16, 16), dropout_p=0.1, seed=7)
 
     The same for every backend and kernel; a packed problem counts i and j inside each sequence.
     """

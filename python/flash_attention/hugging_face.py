@@ -18,8 +18,8 @@ NAMES = ("flash_attention", "exact_attention", "exact_flash_3")
 def register_transformers(*, flex: bool = False, **wrong) -> None:
     """Makes attn_implementation="exact_attention", "flash_attention" and "exact_flash_3" known to transformers.
 
-    flash_attention.register_transformers()
-    model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="exact_attention")
+        flash_attention.register_transformers()
+        model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="exact_attention")
 
     With flex=True this library also takes the place of torch's FlexAttention: attn_implementation="flex_attention", with
     the BlockMask that transformers makes for it.

@@ -14,6 +14,9 @@ def merge_states(
 ) -> tuple[Tensor, Tensor]:
     """(out, lse) over all keys, from those over each part of them. Differentiable in both.
 
+        halves = [attention(q, k[:, at], v[:, at], return_lse=True) for at in (slice(0, 8), slice(8, 16))]
+        out, lse = merge_states(*zip(*halves))
+
     Args:
         out: one tensor a part, [batch, seq, heads, dim] each ([total, heads, dim] if packed); or all in one tensor with
             the parts as its first axis.

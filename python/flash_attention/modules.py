@@ -43,13 +43,22 @@ class FlashAttention(torch.nn.Module):
 
 
 class StandardAttention(FlashAttention):
-    """The textbook algorithm, which stores every score: a baseline to compare FlashAttention() with."""
+    """The textbook algorithm, which stores every score: a baseline to compare FlashAttention() with.
+
+    For example:
+
+        out = StandardAttention()(q, k, v, causal=True)
+    """
 
     kernel = "standard"
 
 
 class MultiheadAttention(torch.nn.MultiheadAttention):
     """torch.nn.MultiheadAttention with the same arguments and state dict, whose attention runs in O(seq) memory.
+
+        layer = MultiheadAttention(32, 4, batch_first=True)
+        x = torch.randn(2, 10, 32)
+        out, _ = layer(x, x, x, need_weights=False)
 
     Attention weights do not exist here: a call with need_weights=True (torch's default), bias_k, bias_v, add_zero_attn or
     a dtype other than float32, float16 and bfloat16 is handed to torch's own forward, which computes them the slow way.

@@ -27,6 +27,9 @@ def quantize(
 ) -> tuple[Tensor, Tensor]:
     """(codes, descale): x is about codes * descale, whose largest code is that of the type.
 
+        (q8, q_scale), (k8, k_scale), (v8, v_scale) = (quantize(x) for x in (q, k, v))
+        out = attention(q8, k8, v8, q_descale=q_scale, k_descale=k_scale, v_descale=v_scale)
+
     Args:
         x: q, k or v, [batch, seq, heads, head_dim] (or as layout says), or with cu_seqlens [total, heads, head_dim].
         dtype: torch.float8_e4m3fn or torch.float8_e5m2, or "e4m3", "e5m2".
@@ -77,6 +80,8 @@ def quantize(
 @torch.no_grad()
 def rotate(x: Tensor, seed: int = 0, **wrong: NoReturn) -> Tensor:
     """x in float32 with its rows multiplied by an orthogonal matrix: random signs, then a Hadamard matrix.
+
+        scores = rotate(q) @ rotate(k).mT  # those of q and k
 
     It spreads what sticks out in a few columns over all of them, and leaves q . k as it is where both are rotated. A
     head_dim that is no power of two is rotated in blocks of the largest power of two that divides it.

@@ -22,6 +22,8 @@ def scaled_dot_product_attention(
 ) -> torch.Tensor:
     """torch.nn.functional.scaled_dot_product_attention: same arguments, same result.
 
+        out = scaled_dot_product_attention(q, k, v, is_causal=True)  # [batch, heads, seq, head_dim]
+
     Args:
         query: [..., heads, seq_q, head_dim].
         key: [..., heads_kv, seq_kv, head_dim].

@@ -29,6 +29,8 @@ def shared_prefix_attention(
 ) -> Any:
     """attention() of each sequence over the prefix of its group, then its own keys.
 
+        out = shared_prefix_attention(q[:, :1], k[:1], v[:1], k, v)  # one prompt, two answers so far
+
     The queries of a group attend to its prefix as one sequence, so that it is read once for all of them; to their own
     keys each by itself; and merge_states() puts both together. Differentiable where there are no pages.
 

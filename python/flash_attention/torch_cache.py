@@ -56,6 +56,9 @@ def attention_over_cache(
 ) -> Any:
     """attention() over a cache of keys and values, in pages or not. Forward only; nothing waits for a GPU.
 
+        lengths = torch.tensor([9, 16], dtype=torch.int32)
+        out = attention_over_cache(q[:, :1], k, v, seqused_kv=lengths)  # one new token a sequence
+
     Args:
         q: [batch, seq_q, heads_q, head_dim]; with cu_seqlens_q [total_q, heads_q, head_dim].
         k, v: [batch, seq, heads_kv, head_dim], or with page_table pages [num_pages, page_size, heads_kv, head_dim], in any

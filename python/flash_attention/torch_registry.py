@@ -17,6 +17,10 @@ _fallback = None  # the handle, where torch has no registry to keep it
 def register() -> None:
     """Makes torch's own attention use this library wherever torch could use its flash kernels.
 
+        register()
+        out = torch.nn.functional.scaled_dot_product_attention(q, k, v)  # by this library where it can
+        unregister()
+
     That is scaled_dot_product_attention, nested tensors in it, and torch.nn.attention.varlen.varlen_attn; CPU and CUDA,
     forward and backward. Where torch prefers cuDNN to its flash kernels, flash comes first until unregister().
     What the kernels do not take (float64, head_dim above 576) stays with torch; why_torch says why.
@@ -49,7 +53,12 @@ def is_registered() -> bool:
 def why_torch(
     query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False, **wrong
 ) -> str | None:
-    """Why torch's scaled_dot_product_attention would not use this library for these arguments; None where it would."""
+    """Why torch's scaled_dot_product_attention would not use this library for these arguments; None where it would.
+
+    For example:
+
+        print(why_torch(q, k, v, is_causal=True))
+    """
     if wrong:
         refuse_keywords(why_torch, wrong)
     if not is_registered():
@@ -65,7 +74,13 @@ def why_torch(
 
 
 def unregister() -> None:
-    """Gives scaled_dot_product_attention back to torch."""
+    """Gives scaled_dot_product_attention back to torch.
+
+    For example:
+
+        register()
+        unregister()
+    """
     global _fallback
     attention = torch.nn.attention
     if hasattr(attention, "current_flash_attention_impl"):

@@ -24,6 +24,9 @@ def tune(
 ) -> list[dict[str, Any]]:
     """Measures other kernels, tiles, stages and splits than the planner's own and keeps the faster ones for later calls.
 
+        for row in tune(budget=60):
+            print(row["choice"], row["gain"])
+
     problems: a file that a program wrote with FLASH_ATTENTION_RECORD=FILE, or a list of {"pass": "forward", "problem":
     {"batch": 1, "seq_q": 4096, ...}}; the usual ones if None. device: "cuda:0", "cpu"; the fastest one if None. budget:
     seconds for everything; what was measured until then is kept, also after Control-C. again: also what was tuned before.
@@ -47,7 +50,12 @@ def tune(
 
 
 def export_tuned(path: str | os.PathLike[str], *, device: str | None = None, **wrong: NoReturn) -> None:
-    """Writes everything that is known of a device to a file, to be shared with machines that have the same GPU."""
+    """Writes everything that is known of a device to a file, to be shared with machines that have the same GPU.
+
+    For example:
+
+        export_tuned("my_gpu.json")
+    """
     if wrong:
         refuse_keywords(export_tuned, wrong)
     text = _core.export_tuned(device or "")
@@ -56,7 +64,12 @@ def export_tuned(path: str | os.PathLike[str], *, device: str | None = None, **w
 
 
 def import_tuned(path: str | os.PathLike[str], *, device: str | None = None, **wrong: NoReturn) -> int:
-    """Takes the choices of such a file; returns how many. A damaged file or one of another GPU is refused by name."""
+    """Takes the choices of such a file; returns how many. A damaged file or one of another GPU is refused by name.
+
+    For example:
+
+        import_tuned("my_gpu.json")
+    """
     if wrong:
         refuse_keywords(import_tuned, wrong)
     with open(path, encoding="utf-8") as file:

@@ -66,11 +66,11 @@ def test_a_guide_runs_from_top_to_bottom(page, capsys):
 
 
 def test_every_entry_has_an_example():
-    """Whatever a module offers stands in a block that the test above runs; context parallelism has a page of its own."""
+    """Whatever a module offers stands in a block that the test above runs; context parallelism and tuning have pages of their own."""
     shown = "\n".join(text for _, text in PAGES)
     graph_or_levels = {"CUDAGraphBatchDecodeWithPagedKVCacheWrapper", "MultiLevelCascadeAttentionWrapper"}
     modules = {
-        flash_attention: set(flash_attention.__all__) - {"parallel"},
+        flash_attention: set(flash_attention.__all__) - {"parallel", "tune", "export_tuned", "import_tuned"},
         flash_attn: flash_attn.__all__,
         flash_attn_3: flash_attn_3.__all__,
         flash_attn_4: flash_attn_4.__all__,

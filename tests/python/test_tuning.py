@@ -15,7 +15,9 @@ def run(tmp_path):
     def run(program, **settings):
         environment = {**os.environ, "FLASH_ATTENTION_CACHE_DIR": str(tmp_path / "cache"), **settings}
         environment.pop("FLASH_ATTENTION_TUNED", None)
-        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment, cwd=tmp_path)
+        done = subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, env=environment, cwd=tmp_path
+        )
         assert done.returncode == 0, done.stderr
         return done.stdout
 

@@ -51,7 +51,12 @@ def flash_attn_func(
     return_attn_probs: bool = False,
     **wrong: NoReturn,
 ) -> Any:
-    """FlashAttention-2's function of this name, in FlashAttention-3's order."""
+    """FlashAttention-2's function of this name, in FlashAttention-3's order.
+
+    For example:
+
+        out = flash_attn_func(q, k, v, causal=True)
+    """
     if wrong:
         refuse_keywords(flash_attn_func, wrong)
     rest = {"qv": qv, "q_descale": q_descale, "k_descale": k_descale, "v_descale": v_descale}
@@ -80,7 +85,12 @@ def flash_attn_qkvpacked_func(
     return_attn_probs: bool = False,
     **wrong: NoReturn,
 ) -> Any:
-    """flash_attn_func for qkv [batch, seq, 3, heads, head_dim], or [batch, seq, num_heads_q + 2 * heads_k, head_dim]."""
+    """flash_attn_func for qkv [batch, seq, 3, heads, head_dim], or [batch, seq, num_heads_q + 2 * heads_k, head_dim].
+
+    For example:
+
+        out = flash_attn_qkvpacked_func(torch.stack((q, k, v), dim=2), causal=True)
+    """
     if wrong:
         refuse_keywords(flash_attn_qkvpacked_func, wrong)
     if qkv.dim() == 5:
@@ -125,7 +135,13 @@ def flash_attn_varlen_func(
     return_attn_probs: bool = False,
     **wrong: NoReturn,
 ) -> Any:
-    """FlashAttention-2's function of this name, in FlashAttention-3's order."""
+    """FlashAttention-2's function of this name, in FlashAttention-3's order.
+
+    For example:
+
+        starts = torch.tensor([0, 5, 16], dtype=torch.int32)  # sequences of 5 and 11 tokens
+        out = flash_attn_varlen_func(q[0], k[0], v[0], starts, starts, 11, 11, causal=True)
+    """
     if wrong:
         refuse_keywords(flash_attn_varlen_func, wrong)
     rest = {"qv": qv, "q_descale": q_descale, "k_descale": k_descale, "v_descale": v_descale}
@@ -176,7 +192,12 @@ def flash_attn_with_kvcache(
     return_softmax_lse: bool = False,
     **wrong: NoReturn,
 ) -> Any:
-    """FlashAttention-2's function of this name, in FlashAttention-3's order."""
+    """FlashAttention-2's function of this name, in FlashAttention-3's order.
+
+    For example:
+
+        out = flash_attn_with_kvcache(q[:, :1], k, v, cache_seqlens=torch.tensor([9, 16], dtype=torch.int32))
+    """
     if wrong:
         refuse_keywords(flash_attn_with_kvcache, wrong)
     if _is_float8(q):
@@ -215,6 +236,9 @@ def flash_attn_combine(
     **wrong: NoReturn,
 ) -> tuple[Tensor, Tensor]:
     """(out, softmax_lse) of all keys, from those of parts of them.
+
+        parts = torch.randn(3, 2, 16, 4, 64), torch.randn(3, 2, 16, 4)  # the last of lse is the head
+        out, lse = flash_attn_combine(*parts)
 
     out_partial: [parts, batch, seq, heads, head_dim], or [parts, total, heads, head_dim]; lse_partial: the same without
     head_dim, natural logarithm. out: where the result is written; out_dtype: that of out_partial if None.
@@ -259,7 +283,13 @@ def get_scheduler_metadata(
     sm_margin: int = 0,
     **wrong: NoReturn,
 ) -> Tensor:
-    """An empty int32 tensor, for scheduler_metadata: the schedule is made by the kernel, from the lengths of that call."""
+    """An empty int32 tensor, for scheduler_metadata: the schedule is made by the kernel, from the lengths of that call.
+
+    For example:
+
+        lengths = torch.tensor([9, 16], dtype=torch.int32)
+        metadata = get_scheduler_metadata(2, 1, 16, 4, 4, 64, lengths)
+    """
     if wrong:
         refuse_keywords(get_scheduler_metadata, wrong)
     as_int32("cache_seqlens", cache_seqlens, (batch_size,))

@@ -52,7 +52,12 @@ def flash_attn_func(
     **wrong: NoReturn,
 ) -> tuple[Tensor, Tensor | None]:
     """(out, lse) of q [batch, seq_q, heads, head_dim], k and v [batch, seq_k, heads_k, ...]; lse [batch, heads, seq_q],
-    with qv [batch, seq_q, heads]. mask_mod stands in place of causal and window_size."""
+    with qv [batch, seq_q, heads]. mask_mod stands in place of causal and window_size.
+
+    For example:
+
+        out, _ = flash_attn_func(q, k, v, causal=True)
+    """
     if wrong:
         refuse_keywords(flash_attn_func, wrong)
     _refuse(gather_kv_indices=gather_kv_indices, score_mod_bwd=score_mod_bwd)
@@ -105,7 +110,13 @@ def flash_attn_varlen_func(
     """The same for sequences of different lengths: each of q and of k, v is [total, heads, head_dim] with cu_seqlens, or
     [batch, seq, heads, head_dim], of which seqused counts. page_table int32 [batch, pages]: k and v are pages [num_pages,
     page_size, heads_k, head_dim]; forward only, without score_mod and mask_mod. lse is [heads, total_q] or [batch, heads,
-    seq_q], with qv heads last."""
+    seq_q], with qv heads last.
+
+    For example:
+
+        starts = torch.tensor([0, 5, 16], dtype=torch.int32)  # sequences of 5 and 11 tokens
+        out, _ = flash_attn_varlen_func(q[0], k[0], v[0], cu_seqlens_q=starts, cu_seqlens_k=starts, causal=True)
+    """
     if wrong:
         refuse_keywords(flash_attn_varlen_func, wrong)
     _refuse(gather_kv_indices=gather_kv_indices, score_mod_bwd=score_mod_bwd, block_sparse_tensors=block_sparse_tensors)

@@ -23,7 +23,12 @@ class FlashMLASchedMeta:
 
 
 def get_mla_metadata(*args: Any, **kwargs: Any) -> tuple[FlashMLASchedMeta, None]:
-    """(metadata, None), which flash_mla_with_kvcache takes and does not need; arguments are those of older versions."""
+    """(metadata, None), which flash_mla_with_kvcache takes and does not need; arguments are those of older versions.
+
+    For example:
+
+        metadata, _ = get_mla_metadata()
+    """
     return FlashMLASchedMeta(), None
 
 
@@ -50,6 +55,11 @@ def flash_mla_with_kvcache(
     **wrong: NoReturn,
 ) -> tuple[Tensor, Tensor]:
     """Attention of q [batch, seq_q, heads_q, head_dim] over a cache of latent keys.
+
+        pages, table = torch.randn(4, 64, 1, 576), torch.tensor([[2, 0], [1, 3]], dtype=torch.int32)
+        lengths = torch.tensor([70, 128], dtype=torch.int32)
+        metadata, _ = get_mla_metadata()
+        out, lse = flash_mla_with_kvcache(torch.randn(2, 1, 16, 576), pages, table, lengths, 512, metadata)
 
     Args:
         k_cache: [num_pages, page_size, heads_k, head_dim]; the first head_dim_v columns are the values.

@@ -40,6 +40,8 @@ def flex_attention(
 ):
     """softmax(score_mod(scale * q k^T) where mask_mod) v, forward and backward, on CPUs and GPUs.
 
+        out = flex_attention(q, k, v, score_mod=lambda score, b, h, i, j: score - 0.1 * (i - j).abs())
+
     Args:
         query: [batch, heads_q, seq_q, head_dim]; key and value [batch, heads_kv, seq_kv, ...].
         score_mod: score_mod(score, b, h, i, j) -> a float, of torch's operations on tensors without axes. Tensors that it

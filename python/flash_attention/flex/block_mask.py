@@ -103,7 +103,13 @@ def create_block_mask(
     mask_mod, B=None, H=None, Q_LEN=None, KV_LEN=None, device=None, BLOCK_SIZE=128, _compile=False, **unused
 ):
     """A mask for flex_attention from mask_mod(b, h, i, j). torch's signature; nothing is computed here, so device, blocks
-    and what a version of torch has besides to compute them (with a leading underscore) change nothing."""
+    and what a version of torch has besides to compute them (with a leading underscore) change nothing.
+
+    For example:
+
+        mask = create_block_mask(lambda b, h, i, j: i >= j)
+        out = flex_attention(q, k, v, block_mask=mask)  # [batch, heads, seq, head_dim]
+    """
     for name in unused:
         if not name.startswith("_"):
             refuse_keywords(create_block_mask, {name: unused[name]})
@@ -129,12 +135,24 @@ def _combined(name, masks, combine, of_none):
 
 
 def and_masks(*mask_mods):
-    """A mask_mod that shows what all of them show; everything if there is none."""
+    """A mask_mod that shows what all of them show; everything if there is none.
+
+    For example:
+
+        band = and_masks(lambda b, h, i, j: i >= j, lambda b, h, i, j: i - j < 4)
+        out = attention(q, k, v, mask_mod=band)
+    """
     return _combined("and_masks", mask_mods, lambda x, y: x & y, True)
 
 
 def or_masks(*mask_mods):
-    """A mask_mod that shows what one of them shows; nothing if there is none."""
+    """A mask_mod that shows what one of them shows; nothing if there is none.
+
+    For example:
+
+        prefix = or_masks(lambda b, h, i, j: i >= j, lambda b, h, i, j: j < 4)
+        out = attention(q, k, v, mask_mod=prefix)
+    """
     return _combined("or_masks", mask_mods, lambda x, y: x | y, False)
 
 

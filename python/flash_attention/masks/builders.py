@@ -61,6 +61,8 @@ def documents(
 ) -> IntervalMask:
     """Documents end to end in one sequence: a query sees its own.
 
+        out = attention(q, k, v, hidden_rows=documents([0, 5, 16]))
+
     cu_seqlens: where each begins, and the end of the last, as attention_packed() takes it. total: keys of the sequence,
     cu_seqlens[-1] if None; what is behind the last document is one more.
     """
@@ -85,6 +87,9 @@ def documents(
 
 def tree(parents: Any, lengths: Any = None, *, device: Any = None, **wrong: NoReturn) -> IntervalMask:
     """A tree of texts in depth-first order (a node before its children): a query sees the path from the root to itself.
+
+        mask = tree([-1, 0, 1, 0], [7, 4, 2, 3])  # a prompt, an answer, more of that, another answer
+        out = attention(q, k, v, hidden_rows=mask)
 
     parents: of each node, -1 for a root. lengths: the tokens of each node, 1 if None. Causal, one bound: a key is hidden
     from the rows behind the last token of its subtree.
@@ -121,7 +126,12 @@ def tree(parents: Any, lengths: Any = None, *, device: Any = None, **wrong: NoRe
 
 
 def shared_prefix(prefix: int, suffixes: Any, *, device: Any = None, **wrong: NoReturn) -> IntervalMask:
-    """A prompt and several answers to it, end to end: each answer sees the prompt and itself. Causal, one bound."""
+    """A prompt and several answers to it, end to end: each answer sees the prompt and itself. Causal, one bound.
+
+    For example:
+
+        out = attention(q, k, v, hidden_rows=shared_prefix(6, [4, 6]))
+    """
     if wrong:
         refuse_keywords(shared_prefix, wrong)
     prefix = _whole("prefix", prefix)
@@ -130,7 +140,12 @@ def shared_prefix(prefix: int, suffixes: Any, *, device: Any = None, **wrong: No
 
 
 def prefix_lm(prefix: Any, total: int, *, device: Any = None, **wrong: NoReturn) -> IntervalMask:
-    """The first `prefix` tokens see each other, the others see what is before them. prefix: an int, or one a sequence."""
+    """The first `prefix` tokens see each other, the others see what is before them. prefix: an int, or one a sequence.
+
+    For example:
+
+        out = attention(q, k, v, hidden_rows=prefix_lm(6, 16))
+    """
     if wrong:
         refuse_keywords(prefix_lm, wrong)
     torch = _torch()
@@ -142,7 +157,12 @@ def prefix_lm(prefix: Any, total: int, *, device: Any = None, **wrong: NoReturn)
 
 
 def spans(begins: Any, ends: Any, total: int, *, device: Any = None, **wrong: NoReturn) -> IntervalMask:
-    """Causal, but the tokens of a span [begin, end) see each other: images in a text. Spans are sorted and lie apart."""
+    """Causal, but the tokens of a span [begin, end) see each other: images in a text. Spans are sorted and lie apart.
+
+    For example:
+
+        out = attention(q, k, v, hidden_rows=spans([2, 9], [5, 12], 16))
+    """
     if wrong:
         refuse_keywords(spans, wrong)
     torch = _torch()
@@ -162,7 +182,12 @@ def spans(begins: Any, ends: Any, total: int, *, device: Any = None, **wrong: No
 
 
 def block_causal(block: int, total: int, *, device: Any = None, **wrong: NoReturn) -> IntervalMask:
-    """Causal by blocks of `block` tokens: a token sees all of its own block, and the blocks before it."""
+    """Causal by blocks of `block` tokens: a token sees all of its own block, and the blocks before it.
+
+    For example:
+
+        out = attention(q, k, v, hidden_rows=block_causal(4, 16))
+    """
     if wrong:
         refuse_keywords(block_causal, wrong)
     torch = _torch()
@@ -172,7 +197,12 @@ def block_causal(block: int, total: int, *, device: Any = None, **wrong: NoRetur
 
 
 def sink_window(sink: int, window: int, total: int, *, device: Any = None, **wrong: NoReturn) -> IntervalMask:
-    """Causal: the last `window` keys, the query's own among them, and the first `sink` keys of all."""
+    """Causal: the last `window` keys, the query's own among them, and the first `sink` keys of all.
+
+    For example:
+
+        out = attention(q, k, v, hidden_rows=sink_window(2, 8, 16))
+    """
     if wrong:
         refuse_keywords(sink_window, wrong)
     torch = _torch()
@@ -183,6 +213,9 @@ def sink_window(sink: int, window: int, total: int, *, device: Any = None, **wro
 
 def block_diffusion(length: int, block: int, *, device: Any = None, **wrong: NoReturn) -> IntervalMask:
     """Training of block diffusion: [noised text, clean text], each `length` tokens in blocks of `block`.
+
+        mask = block_diffusion(8, 4)  # 8 tokens, noised and clean
+        out = attention(q, k, v, hidden_rows=mask)
 
     A noised block sees itself and the clean blocks before it; a clean block sees itself and the clean blocks before it.
     """

@@ -30,6 +30,8 @@ def show(
 ) -> str:
     """A mask as text, a letter a tile: '#' all of it is visible, '+' some, ' ' nothing (never computed).
 
+        print(show(documents([0, 5, 16])))
+
     mask: an IntervalMask, hidden rows, a bool tensor [..., seq_q, seq_kv], a block mask (ours, or torch's), a mask of
     create_block_mask, or a function mask_mod(b, h, i, j). path: also write an .svg, or a .png with a pixel for each pair.
     tile: (queries, keys) of a tile. batch, head: which of them. seq_q, seq_kv: of a block mask, a function, and hidden

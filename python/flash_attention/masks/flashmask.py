@@ -29,6 +29,9 @@ def flashmask_attention(
 ) -> Any:
     """Attention with FlashMask's column-wise mask; paddle.nn.functional.flashmask_attention on torch tensors.
 
+        rows = torch.full((1, 1, 16, 1), 12, dtype=torch.int32)  # no key is seen from query 12 on
+        out = flashmask_attention(q, k, v, rows, causal=True)
+
     Args:
         query, key, value: [batch, seq, heads, head_dim].
         startend_row_indices: int32 [batch|1, heads_kv|1, seq_kv, 1|2|4]. Causal: from row r1 down, or [r1, r2). Not causal:

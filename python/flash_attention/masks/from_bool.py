@@ -11,6 +11,9 @@ from flash_attention.masks.intervals import IntervalMask
 def from_bool(mask: Any, *, window: tuple[int, int] = (-1, -1), causal: bool = False, **wrong: NoReturn) -> IntervalMask:
     """The hidden rows of a bool tensor [..., seq_q, seq_kv], True = visible, leading axes [batch|1, heads_kv|1].
 
+        mask = from_bool(torch.ones(16, 16, dtype=torch.bool).tril())
+        out = attention(q, k, v, hidden_rows=mask)
+
     Each key may be hidden from at most two intervals of queries; what `causal` and `window` hide need not be in the mask.
     Raises ValueError for a mask that has more: attention(mask=...) takes any.
     """

@@ -33,6 +33,9 @@ class PreparedMask:
 def prepare(mask: Any, **wrong: NoReturn) -> PreparedMask:
     """The mask for many calls: a GPU finds out once which of its tiles are hidden or full, and not in each call.
 
+        mask = prepare(torch.rand(16, 16) < 0.5)  # once, for many calls
+        out = attention(q, k, v, mask=mask)
+
     Args:
         mask: an IntervalMask or int32 tensor of hidden_rows=, a BlockMask of block_mask=, or a bool tensor of mask=.
 

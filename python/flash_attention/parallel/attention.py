@@ -51,6 +51,9 @@ def context_attention(
 ) -> Any:
     """attention() of the whole sequence for the rows that this rank holds. Every rank of the group calls it.
 
+        mine = [split(tensor, world, rank) for tensor in (q, k, v)]  # of the whole sequence
+        out = context_attention(*mine, causal=True)
+
     Args:
         q, k, v: this rank's rows, [batch, rows, heads, head_dim] as in attention(), the same number on every rank; or
             DTensors sharded along the sequence. With cu_seqlens: [rows, heads, head_dim].

@@ -42,7 +42,12 @@ def segments(seq: int, world: int, rank: int, layout: str) -> tuple[Segment, ...
 
 
 def positions(seq: int, world: int, rank: int, *, layout: str = "zigzag", device=None, **wrong: NoReturn) -> Tensor:
-    """int64 [seq / world]: where each row of `rank` stands in the sequence."""
+    """int64 [seq / world]: where each row of `rank` stands in the sequence.
+
+    For example:
+
+        places = positions(16, world=4, rank=1)
+    """
     if wrong:
         refuse_keywords(positions, wrong)
     parts = [torch.arange(s.begin, s.begin + s.length, device=device) for s in segments(seq, world, rank, layout)]
@@ -50,7 +55,12 @@ def positions(seq: int, world: int, rank: int, *, layout: str = "zigzag", device
 
 
 def split(tensor: Tensor, world: int, rank: int, *, dim: int = 1, layout: str = "zigzag", **wrong: NoReturn) -> Tensor:
-    """The rows of `rank` of a tensor that holds the whole sequence along `dim`: a contiguous copy."""
+    """The rows of `rank` of a tensor that holds the whole sequence along `dim`: a contiguous copy.
+
+    For example:
+
+        mine = split(q, world=4, rank=1)
+    """
     if wrong:
         refuse_keywords(split, wrong)
     parts = segments(tensor.shape[dim], world, rank, layout)
@@ -58,7 +68,12 @@ def split(tensor: Tensor, world: int, rank: int, *, dim: int = 1, layout: str = 
 
 
 def join(tensors: Sequence[Tensor], *, dim: int = 1, layout: str = "zigzag", **wrong: NoReturn) -> Tensor:
-    """The whole sequence from the rows of every rank: what split() took apart."""
+    """The whole sequence from the rows of every rank: what split() took apart.
+
+    For example:
+
+        whole = join([split(q, 4, rank) for rank in range(4)])
+    """
     if wrong:
         refuse_keywords(join, wrong)
     world, local = len(tensors), tensors[0].shape[dim]
@@ -75,6 +90,8 @@ def join(tensors: Sequence[Tensor], *, dim: int = 1, layout: str = "zigzag", **w
 def shift_labels(labels: Tensor, *, cu_seqlens=None, ignore: int = -100, **wrong: NoReturn) -> Tensor:
     """For next-token losses: labels[..., t + 1] at t, taken before the sequence is split; `ignore` at its end.
 
+        labels = shift_labels(torch.arange(16)[None])
+
     With documents end to end, the last token of each predicts nothing.
     """
     if wrong:
@@ -88,7 +105,12 @@ def shift_labels(labels: Tensor, *, cu_seqlens=None, ignore: int = -100, **wrong
 
 
 def document_positions(cu_seqlens, *, device=None, **wrong) -> Tensor:
-    """int64 [total]: positions that begin at 0 in every document; split() them like the tokens."""
+    """int64 [total]: positions that begin at 0 in every document; split() them like the tokens.
+
+    For example:
+
+        places = document_positions(torch.tensor([0, 5, 16]))
+    """
     if wrong:
         refuse_keywords(document_positions, wrong)
     starts = torch.as_tensor(cu_seqlens, dtype=torch.int64, device=device)
@@ -97,6 +119,8 @@ def document_positions(cu_seqlens, *, device=None, **wrong) -> Tensor:
 
 def pad_packed(tensor: Tensor, cu_seqlens, world: int, *, dim: int = 0, layout: str = "zigzag", value=0, **wrong: NoReturn):
     """(tensor, cu_seqlens) with rows of `value` at the end, as a separate document: the group divides the total.
+
+        longer, starts = pad_packed(q[0], torch.tensor([0, 5, 16], dtype=torch.int32), world=4)
 
     No real row moves or is dropped, and none of them sees the padding.
     """

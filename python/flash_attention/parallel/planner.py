@@ -109,6 +109,8 @@ def plan(
 ) -> Plan:
     """The expected course of context_attention(); printed unless show=False.
 
+        expected = plan(65536, heads=16, world=8)  # and prints it
+
     Args:
         seq: of the whole sequence; a multiple of 2 * world (zigzag).
         bandwidth: GB/s of every GPU in one direction, or Links.

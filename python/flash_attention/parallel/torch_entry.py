@@ -35,7 +35,13 @@ def register_context_parallel() -> None:
 
 
 def unregister_context_parallel() -> None:
-    """Gives context_parallel() back to torch."""
+    """Gives context_parallel() back to torch.
+
+    For example:
+
+        register_context_parallel()
+        unregister_context_parallel()
+    """
     table = _table()
     for op, handler in _replaced.items():
         if handler is None:

@@ -11,6 +11,10 @@ _MODULES = ("", ".flash_attn_interface", ".bert_padding", ".layers", ".layers.ro
 def register_flash_attn() -> None:
     """Makes `import flash_attn`, `from flash_attn.bert_padding import ...` and their kin mean flash_attention.flash_attn.
 
+        register_flash_attn()
+        from flash_attn import flash_attn_func
+        unregister_flash_attn()
+
     Call it before anything imports flash_attn. An installed flash-attn is hidden until unregister_flash_attn(). Programs
     that ask for the distribution flash-attn (importlib.metadata) find the version whose names are here; transformers'
     is_flash_attn_2_available() is then true where there is a GPU.
@@ -27,7 +31,13 @@ def register_flash_attn() -> None:
 
 
 def unregister_flash_attn() -> None:
-    """Gives the name flash_attn back."""
+    """Gives the name flash_attn back.
+
+    For example:
+
+        register_flash_attn()
+        unregister_flash_attn()
+    """
     for module in _MODULES:
         known = sys.modules.get("flash_attn" + module)
         if known is not None and known.__name__.startswith(_HERE):

@@ -81,6 +81,8 @@ def flash_attn_func(
 ) -> Any:
     """Attention of q [batch, seq_q, heads, head_dim] over k, v [batch, seq_k, heads_k, head_dim].
 
+        out = flash_attn_func(q, k, v, causal=True, window_size=(8, 0))
+
     causal and window_size are aligned bottom-right: query i sees keys in
     [i + seq_k - seq_q - window_size[0], i + seq_k - seq_q + window_size[1]], -1 = unlimited.
     alibi_slopes: float32 [heads] or [batch, heads]. softcap: 0 = off. learnable_sink (or s_aux): [heads].
@@ -113,7 +115,12 @@ def flash_attn_qkvpacked_func(
     return_attn_probs: bool = False,
     **wrong: NoReturn,
 ) -> Any:
-    """flash_attn_func for qkv [batch, seq, 3, heads, head_dim]."""
+    """flash_attn_func for qkv [batch, seq, 3, heads, head_dim].
+
+    For example:
+
+        out = flash_attn_qkvpacked_func(torch.stack((q, k, v), dim=2), causal=True)
+    """
     if wrong:
         refuse_keywords(flash_attn_qkvpacked_func, wrong)
     q, k, v = parts_of("qkv", qkv, 3)
@@ -135,7 +142,12 @@ def flash_attn_kvpacked_func(
     return_attn_probs: bool = False,
     **wrong: NoReturn,
 ) -> Any:
-    """flash_attn_func for q [batch, seq_q, heads, head_dim] and kv [batch, seq_k, 2, heads_k, head_dim]."""
+    """flash_attn_func for q [batch, seq_q, heads, head_dim] and kv [batch, seq_k, 2, heads_k, head_dim].
+
+    For example:
+
+        out = flash_attn_kvpacked_func(q, torch.stack((k, v), dim=2), causal=True)
+    """
     if wrong:
         refuse_keywords(flash_attn_kvpacked_func, wrong)
     k, v = parts_of("kv", kv, 2)
@@ -170,6 +182,9 @@ def flash_attn_varlen_func(
     **fa3: Any,
 ) -> Any:
     """flash_attn_func for sequences end to end: q [total_q, heads, head_dim], k and v [total_k, heads_k, head_dim].
+
+        starts = torch.tensor([0, 5, 16], dtype=torch.int32)  # sequences of 5 and 11 tokens
+        out = flash_attn_varlen_func(q[0], k[0], v[0], starts, starts, 11, 11, causal=True)
 
     cu_seqlens_q, cu_seqlens_k: int32 [batch + 1]. max_seqlen_q, max_seqlen_k: the longest lengths; None = unknown.
     seqused_q, seqused_k: int32 [batch], how many tokens of each sequence count.
@@ -222,7 +237,13 @@ def flash_attn_varlen_qkvpacked_func(
     return_attn_probs: bool = False,
     **wrong: NoReturn,
 ) -> Any:
-    """flash_attn_varlen_func for qkv [total, 3, heads, head_dim]."""
+    """flash_attn_varlen_func for qkv [total, 3, heads, head_dim].
+
+    For example:
+
+        starts = torch.tensor([0, 5, 16], dtype=torch.int32)  # sequences of 5 and 11 tokens
+        out = flash_attn_varlen_qkvpacked_func(torch.stack((q[0], k[0], v[0]), dim=1), starts, 11, causal=True)
+    """
     if wrong:
         refuse_keywords(flash_attn_varlen_qkvpacked_func, wrong)
     q, k, v = parts_of("qkv", qkv, 3, "[total")
@@ -262,7 +283,13 @@ def flash_attn_varlen_kvpacked_func(
     return_attn_probs: bool = False,
     **wrong: NoReturn,
 ) -> Any:
-    """flash_attn_varlen_func for q [total_q, heads, head_dim] and kv [total_k, 2, heads_k, head_dim]."""
+    """flash_attn_varlen_func for q [total_q, heads, head_dim] and kv [total_k, 2, heads_k, head_dim].
+
+    For example:
+
+        starts = torch.tensor([0, 5, 16], dtype=torch.int32)  # sequences of 5 and 11 tokens
+        out = flash_attn_varlen_kvpacked_func(q[0], torch.stack((k[0], v[0]), dim=1), starts, starts, 11, 11)
+    """
     if wrong:
         refuse_keywords(flash_attn_varlen_kvpacked_func, wrong)
     k, v = parts_of("kv", kv, 2, "[total")

@@ -54,6 +54,10 @@ def flash_attn_with_kvcache(
 ) -> Any:
     """Attention of q [batch, seq_q, heads, head_dim] over a cache, after writing new keys and values into it.
 
+        k_cache, v_cache = torch.zeros(2, 2, 32, 4, 64)
+        lengths = torch.tensor([3, 7], dtype=torch.int32)
+        out = flash_attn_with_kvcache(q, k_cache, v_cache, k, v, cache_seqlens=lengths, causal=True)
+
     Args:
         k_cache, v_cache: [batch_cache, seq_cache, heads_k, head_dim]; with block_table
             [num_pages, page_size, heads_k, head_dim]. Changed in place where k and v are given.

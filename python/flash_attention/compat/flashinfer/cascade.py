@@ -10,12 +10,26 @@ from flash_attention.compat.flashinfer.prefill import BatchPrefillWithPagedKVCac
 
 
 def merge_state(v_a: Tensor, s_a: Tensor, v_b: Tensor, s_b: Tensor) -> tuple[Tensor, Tensor]:
-    """(v, s) over the keys of both: v [seq, num_heads, head_dim], s float32 [seq, num_heads], logarithm of base 2."""
+    """(v, s) over the keys of both: v [seq, num_heads, head_dim], s float32 [seq, num_heads], logarithm of base 2.
+
+    For example:
+
+        a = single_prefill_with_kv_cache(q[0], k[0, :8], v[0, :8], return_lse=True)
+        b = single_prefill_with_kv_cache(q[0], k[0, 8:], v[0, 8:], return_lse=True)
+        out, lse = merge_state(*a, *b)
+    """
     return _merged([v_a, v_b], [s_a, s_b])
 
 
 def merge_states(v: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
-    """(v, s) over the keys of all: v [seq, num_states, num_heads, head_dim], s float32 [seq, num_states, num_heads]."""
+    """(v, s) over the keys of all: v [seq, num_states, num_heads, head_dim], s float32 [seq, num_states, num_heads].
+
+    For example:
+
+        a = single_prefill_with_kv_cache(q[0], k[0, :8], v[0, :8], return_lse=True)
+        b = single_prefill_with_kv_cache(q[0], k[0, 8:], v[0, 8:], return_lse=True)
+        out, lse = merge_states(torch.stack((a[0], b[0]), 1), torch.stack((a[1], b[1]), 1))
+    """
     if v.dim() != 4 or s.shape != v.shape[:3]:
         raise ValueError(
             f"v, s: got shapes {list(v.shape)} and {list(s.shape)}; expected [seq, num_states, num_heads, head_dim] and "
@@ -25,7 +39,14 @@ def merge_states(v: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def merge_state_in_place(v: Tensor, s: Tensor, v_other: Tensor, s_other: Tensor, mask: Tensor | None = None) -> None:
-    """merge_state() into v and s; where mask (bool [seq]) is False they stay."""
+    """merge_state() into v and s; where mask (bool [seq]) is False they stay.
+
+    For example:
+
+        a = single_prefill_with_kv_cache(q[0], k[0, :8], v[0, :8], return_lse=True)
+        b = single_prefill_with_kv_cache(q[0], k[0, 8:], v[0, 8:], return_lse=True)
+        merge_state_in_place(*a, *b)
+    """
     new_v, new_s = merge_state(v, s, v_other, s_other)
     if mask is not None:
         keep = mask.bool()

@@ -42,6 +42,8 @@ def single_decode_with_kv_cache(
 ) -> Any:
     """Attention of one query [num_qo_heads, head_dim] over k, v [kv_len, num_kv_heads, head_dim] (HND: heads first).
 
+        out = single_decode_with_kv_cache(q[0, 0], k[0], v[0])
+
     window_left: so many keys before the last are seen; -1 = all. Returns out as q, or (out, lse [num_qo_heads] of base 2).
     """
     if wrong:
@@ -297,6 +299,11 @@ def fast_decode_plan(
     global_override_indptr_cpu: Tensor | None = None,
 ) -> None:
     """plan() of a decode wrapper, which programs put in its place: wrapper.plan = partial(fast_decode_plan, wrapper).
+
+        wrapper = BatchDecodeWithPagedKVCacheWrapper(torch.empty(1))
+        ends, last = torch.tensor([0, 2, 3], dtype=torch.int32), torch.tensor([1, 8], dtype=torch.int32)
+        fast_decode_plan(wrapper, ends, torch.tensor([0, 2, 1], dtype=torch.int32), last, 4, 4, 64, 8)
+        out = wrapper.run(torch.randn(2, 4, 64), torch.randn(3, 2, 8, 4, 64))
 
     global_override_indptr_cpu: indptr on the host, if it is known there: then nothing waits for the GPU.
     """

@@ -11,7 +11,13 @@ _MOST_ENTRIES = 1 << 22  # of a table that is made wider than it need be, so tha
 
 
 def get_seq_lens(kv_indptr: Tensor, kv_last_page_len: Tensor, page_size: int) -> Tensor:
-    """int32 [batch]: how many keys the pages of each sequence hold, 0 where it has none."""
+    """int32 [batch]: how many keys the pages of each sequence hold, 0 where it has none.
+
+    For example:
+
+        ends, last = torch.tensor([0, 2, 3], dtype=torch.int32), torch.tensor([1, 8], dtype=torch.int32)
+        lengths = get_seq_lens(ends, last, 8)  # 9 and 8
+    """
     pages = kv_indptr.diff()
     return torch.where(pages > 0, (pages - 1) * page_size + kv_last_page_len, 0).to(torch.int32)
 
@@ -24,6 +30,9 @@ def get_batch_indices_positions(
     positions: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Sequence and position of each of `nnz` new tokens, int32 [nnz] each, packed end to end as append_indptr says.
+
+        starts, lengths = torch.tensor([0, 2, 5], dtype=torch.int32), torch.tensor([9, 8], dtype=torch.int32)
+        batch, places = get_batch_indices_positions(starts, lengths, 5)
 
     seq_lens counts the new tokens too. Tokens behind the last of append_indptr belong to none: -1.
     """
@@ -60,7 +69,17 @@ def append_paged_kv_cache(
     kv_layout: str = "NHD",
 ) -> None:
     """Writes keys and values [nnz, num_kv_heads, head_dim] to places of the cache: token t is position positions[t] of
-    sequence batch_indices[t]. The tables count the new tokens already. Tokens with a negative index are left out."""
+    sequence batch_indices[t]. The tables count the new tokens already. Tokens with a negative index are left out.
+
+    For example:
+
+        pages = torch.zeros(3, 2, 8, 4, 64)
+        starts, ends = torch.tensor([0, 2, 5], dtype=torch.int32), torch.tensor([0, 2, 3], dtype=torch.int32)
+        last = torch.tensor([1, 8], dtype=torch.int32)  # tokens in the last page of each sequence
+        batch, places = get_batch_indices_positions(starts, get_seq_lens(ends, last, 8), 5)
+        table = torch.tensor([0, 2, 1], dtype=torch.int32)
+        append_paged_kv_cache(k[0, :5], v[0, :5], batch, places, pages, table, ends, last)
+    """
     pages = split_cache(paged_kv_cache, kv_layout)
     new = {"append_key": append_key, "append_value": append_value}
     _append(new, pages, batch_indices, positions, kv_indices, kv_indptr, kv_last_page_len)
@@ -79,7 +98,16 @@ def append_paged_mla_kv_cache(
     kv_last_page_len: Tensor,
 ) -> None:
     """append_paged_kv_cache() for a latent cache: append_ckv [nnz, ckv_dim] and append_kpe [nnz, kpe_dim] into ckv_cache
-    [num_pages, page_size, ckv_dim] and kpe_cache [num_pages, page_size, kpe_dim]."""
+    [num_pages, page_size, ckv_dim] and kpe_cache [num_pages, page_size, kpe_dim].
+
+    For example:
+
+        ckv, kpe = torch.zeros(3, 8, 512), torch.zeros(3, 8, 64)
+        batch, places = torch.tensor([0, 1], dtype=torch.int32), torch.tensor([8, 7], dtype=torch.int32)
+        ends, last = torch.tensor([0, 2, 3], dtype=torch.int32), torch.tensor([1, 8], dtype=torch.int32)
+        table = torch.tensor([0, 2, 1], dtype=torch.int32)
+        append_paged_mla_kv_cache(torch.randn(2, 512), torch.randn(2, 64), batch, places, ckv, kpe, table, ends, last)
+    """
     for name, tensor, axes in (
         ("append_ckv", append_ckv, 2),
         ("append_kpe", append_kpe, 2),

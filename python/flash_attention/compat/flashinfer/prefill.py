@@ -53,6 +53,8 @@ def single_prefill_with_kv_cache(
 ) -> Any:
     """Attention of q [qo_len, num_qo_heads, head_dim] over k, v [kv_len, num_kv_heads, head_dim] (HND: heads first).
 
+        out = single_prefill_with_kv_cache(q[0], k[0], v[0], causal=True)
+
     custom_mask: bool [qo_len, kv_len], True = visible; or packed_custom_mask, its bits in bytes, the lowest first. Either
     stands in place of causal. Returns out as q, or (out, lse [qo_len, num_qo_heads] of base 2).
     """

@@ -107,7 +107,12 @@ def memory_efficient_attention_forward(
     output_dtype: torch.dtype | None = None,
     **wrong: NoReturn,
 ) -> Tensor:
-    """memory_efficient_attention() without a gradient."""
+    """memory_efficient_attention() without a gradient.
+
+    For example:
+
+        out = memory_efficient_attention_forward(q, k, v, LowerTriangularMask())
+    """
     if wrong:
         refuse_keywords(memory_efficient_attention_forward, wrong)
     with torch.no_grad():
@@ -126,7 +131,12 @@ def memory_efficient_attention_forward_requires_grad(
     output_dtype: torch.dtype | None = None,
     **wrong: NoReturn,
 ) -> tuple[Tensor, Tensor]:
-    """(out, lse), lse float32 [batch, heads, seq_q] ([batch, groups, heads, seq_q] of grouped heads)."""
+    """(out, lse), lse float32 [batch, heads, seq_q] ([batch, groups, heads, seq_q] of grouped heads).
+
+    For example:
+
+        out, lse = memory_efficient_attention_forward_requires_grad(q, k, v, LowerTriangularMask())
+    """
     if wrong:
         refuse_keywords(memory_efficient_attention_forward_requires_grad, wrong)
     return _run(query, key, value, attn_bias, p, scale, output_dtype)
@@ -144,7 +154,12 @@ def memory_efficient_attention_partial(
     output_dtype: torch.dtype | None = None,
     **wrong: NoReturn,
 ) -> tuple[Tensor, Tensor]:
-    """(out, lse) over some of the keys; merge_attentions() puts such parts together."""
+    """(out, lse) over some of the keys; merge_attentions() puts such parts together.
+
+    For example:
+
+        out, lse = memory_efficient_attention_partial(q, k[:, :8], v[:, :8])
+    """
     if wrong:
         refuse_keywords(memory_efficient_attention_partial, wrong)
     if p != 0.0:
@@ -155,7 +170,13 @@ def memory_efficient_attention_partial(
 def merge_attentions(
     attn_split: Any, lse_split: Any, write_lse: bool = True, output_dtype: torch.dtype | None = None, **wrong: NoReturn
 ) -> tuple[Tensor, Tensor | None]:
-    """(out, lse) over all keys from parts: lists, or tensors with the parts as first axis."""
+    """(out, lse) over all keys from parts: lists, or tensors with the parts as first axis.
+
+    For example:
+
+        halves = [memory_efficient_attention_partial(q, k[:, at], v[:, at]) for at in (slice(0, 8), slice(8, 16))]
+        out, lse = merge_attentions(*zip(*halves))
+    """
     if wrong:
         refuse_keywords(merge_attentions, wrong)
     outs, lses = list(attn_split), list(lse_split)
