@@ -57,6 +57,15 @@ TEST(Sm80Compile, ForwardOnSm90) {
   if (!with_long_tail()) GTEST_SKIP() << "long tail";
   expect_compile(common_problems(), Pass::forward, "forward/sm80", 90);
 }
+/// Two warps share the columns of a row.
+TEST(Sm80Compile, ForwardOfWideHeads) {
+  for (const int arch : {80, 120}) {
+    if (arch != 80 && !with_long_tail()) continue;
+    Problem problem = common_problems().front();
+    problem.head_dim = problem.head_dim_v = 512;
+    expect_compile({problem}, Pass::forward, "forward/sm80", arch);
+  }
+}
 TEST(Sm80Compile, Backward) { expect_compile(common_problems(), Pass::backward, "backward/sm80", 80); }
 
 /// Large tiles of dbias take nearly all registers. Only dbias is compiled.

@@ -51,6 +51,23 @@ inline std::vector<Case> loops_of_wide_heads() {
   };
 }
 
+/// What forward/sm80 takes of them.
+inline std::vector<Case> wide_heads_of_mma() {
+  std::vector<Case> cases;
+  for (const Case& c : loops_of_wide_heads()) {
+    const Problem& p = c.problem;
+    if (!p.mask.present && p.head_dim <= 512) cases.push_back(c);
+  }
+  cases.push_back(wide("wide_half_seen", 512, 384, 100, 150, [](Case& c, Problem& p) {
+    p.causal = true, p.dropout_p = 0.3f, p.heads_q = 2, c.nan_value = 120;
+  }));
+  cases.push_back(wide("wide_odd_pages", 512, 512, 70, 131, [](Case& c, Problem& p) {
+    p.causal = true;
+    put_in_pages(c, 7, {131, 60});
+  }));
+  return cases;
+}
+
 /// Keys in pages: boxes of a page, of half of one, and of a stage of V.
 inline std::vector<Case> pages_of_wide_heads() {
   return {

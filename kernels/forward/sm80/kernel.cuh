@@ -13,7 +13,11 @@
 //     wait for V;  prefetch next K;  P = softmax step      registers    score_tile, tile/softmax.cuh
 //                                    O = O * rescale + P V  registers    add_values
 //   O / sum -> shared -> global, 16 bytes per lane;  lse                finish
+//
+// O of 16 rows and more than 256 columns does not fit in a warp's registers: then two warps have the same rows, both
+// compute S, and each has half of O's columns (column_warps).
 
+#include "abi/forward_sm80.h"
 #include "forward/repair.cuh"
 #include "forward/sm80/loads.cuh"
 #include "ptx/memory.cuh"
@@ -38,8 +42,11 @@ struct ForwardSm80Shape {
   static constexpr Type type = features.dtype;
   static constexpr int block_q = config.block_q, block_kv = config.block_kv;
   static constexpr int threads = 32 * config.num_warps;
-  static constexpr int dim = tile::round_up(config.head_dim, 16), dim_v = tile::round_up(config.head_dim_v, 16);
-  static constexpr int rows_per_warp = block_q / config.num_warps;
+  static constexpr int dim = tile::round_up(config.head_dim, 16);
+  static constexpr int column_warps = forward_sm80_column_warps(config.head_dim_v);
+  static constexpr int v_columns = forward_sm80_value_columns(config.head_dim_v);  // of a tile
+  static constexpr int dim_v = v_columns / column_warps;                           // of a warp
+  static constexpr int row_warps = config.num_warps / column_warps, rows_per_warp = block_q / row_warps;
   static constexpr int m_tiles = rows_per_warp / 16;
   // forward/tf32: floats are split in two parts each for the products (tile/split.cuh).
   static constexpr bool split = type == Type::float32;
@@ -62,18 +69,19 @@ struct ForwardSm80Shape {
 
   static constexpr int halves = sizeof(Element) / 2;  // 16-bit columns of a tile for each element
   using QTile = tile::SwizzledTile<block_q, halves * dim>;
-  using OTile = tile::SwizzledTile<block_q, halves * dim_v>;
+  using OTile = tile::SwizzledTile<block_q, halves * v_columns>;
   using KTile = tile::SwizzledTile<block_kv, halves * dim>;
-  using VTile = tile::SwizzledTile<block_kv, halves * dim_v>;
+  using VTile = tile::SwizzledTile<block_kv, halves * v_columns>;
 
   struct SharedStorage {
     union {
       QTile Q;
-      OTile O;  // over Q: a warp writes only rows of which it alone has read the queries
+      OTile O;  // over Q: a warp writes only rows of which it alone has read the queries, or waits for the other
     };
     KTile K;
     VTile V;
     float sums[sums_in_shared ? 2 * m_tiles : 1][sums_in_shared ? threads : 1];  // one place for each thread
+    bool unsound[2][column_warps > 1 ? row_warps : 1];                           // of each warp: some of O is not finite
   };
 
   __device__ __forceinline__ static tile::BlockCoordinates block_of(const AttentionArgs& args, int block_idx) {
@@ -100,13 +108,16 @@ struct ForwardSm80 {
   static constexpr int q_steps = Shape::q_steps, log2_P_scale = Shape::log2_P_scale;
   static constexpr bool split = Shape::split, Q_in_registers = Shape::Q_in_registers;
   static constexpr bool sums_in_shared = Shape::sums_in_shared, repairs_rows = Shape::repairs_rows;
+  static constexpr int column_warps = Shape::column_warps;
   using Scores = float[m_tiles][block_kv / 8][4];
 
   const AttentionArgs& args;
   SharedStorage& storage;
   const tile::Sequence sequence;
   const int head_idx, q_begin;
-  const int thread = threadIdx.x, lane = threadIdx.x % 32, warp_row = static_cast<int>(threadIdx.x) / 32 * rows_per_warp;
+  const int thread = threadIdx.x, lane = threadIdx.x % 32;
+  const int warp_row = static_cast<int>(threadIdx.x) / 32 % Shape::row_warps * rows_per_warp;
+  const int column_warp = column_warps == 1 ? 0 : static_cast<int>(threadIdx.x) / 32 / Shape::row_warps;
   const tile::LanePlace place{lane};
   const tile::Score<features> score;
   const unsigned Q_smem = ptx::shared_address(&storage.Q), K_smem = ptx::shared_address(&storage.K),
@@ -185,7 +196,8 @@ struct ForwardSm80 {
   }
   /// O += P V.
   __device__ __forceinline__ void add_values(const Scores& P) {
-    const unsigned V_address = tile::b_address<VTile>(V_smem, 0, ptx::hide_from_compiler(lane));
+    const unsigned V_address = tile::b_address<VTile>(V_smem, 0, ptx::hide_from_compiler(lane)) +
+                               column_warp * (VTile::panels / column_warps * VTile::panel_bytes);
     tile::multiply<type, block_kv / 16>(
         O, [&](unsigned(&A)[4], int m, int step) { tile::pack_a<type>(A, P[m][2 * step], P[m][2 * step + 1]); },
         [&](unsigned(&B)[4], int n, int step) {
@@ -270,6 +282,22 @@ struct ForwardSm80 {
     }
   }
 
+  /// A barrier of the warps that have the same rows.
+  __device__ __forceinline__ static void sync_rows() {
+    if constexpr (column_warps > 1) {
+      __syncthreads();
+    } else {
+      __syncwarp();
+    }
+  }
+
+  /// Whether this warp has to repair rows: some of O is not finite. Of two that share them the first one does.
+  __device__ __forceinline__ bool is_unsound(float check) const {
+    if constexpr (column_warps == 1) return ptx::any(check != check);
+    const int group = warp_row / rows_per_warp;
+    return column_warp == 0 && (storage.unsound[0][group] || storage.unsound[1][group]);
+  }
+
   /// Writes lse, and O through the warp's own rows of shared memory.
   __device__ __forceinline__ void finish();
 };
@@ -339,6 +367,7 @@ __device__ __forceinline__ void ForwardSm80<config>::finish() {
   if constexpr (features.sink) sink = args.sink[head_idx];
   float lse[m_tiles][2];
   float check = 0;  // becomes NaN if an output is not finite, or too small to be split
+  if constexpr (column_warps > 1) __syncthreads();  // both warps have read their queries, over which O is written
 #pragma unroll
   for (int m = 0; m < m_tiles; ++m) {
 #pragma unroll
@@ -351,7 +380,7 @@ __device__ __forceinline__ void ForwardSm80<config>::finish() {
       }
       if constexpr (features.dropout) factor *= args.keep_scale;
       if (!used) factor = 0, lse[m][half] = -tile::infinity;
-      if (args.lse != nullptr && place.column == 0 && i < sequence.rows_q) {
+      if (args.lse != nullptr && place.column == 0 && column_warp == 0 && i < sequence.rows_q) {
         args.lse[tile::statistics_offset<features>(args, sequence, head_idx) + i] = lse[m][half];
       }
       float largest = 0;
@@ -365,7 +394,8 @@ __device__ __forceinline__ void ForwardSm80<config>::finish() {
           const unsigned offset = OTile::offset(row, 2 * n + place.column / 4) + place.column % 4 * 4;
           ptx::store_shared(Q_smem + offset, ptx::Vector<float, 2>{{first, second}});
         } else {
-          ptx::store_shared(Q_smem + OTile::offset(row, n) + 2 * place.column, ptx::pack<type>(first, second));
+          ptx::store_shared(Q_smem + OTile::offset(row, column_warp * (dim_v / 8) + n) + 2 * place.column,
+                            ptx::pack<type>(first, second));
         }
       }
       if constexpr (split) {
@@ -374,9 +404,13 @@ __device__ __forceinline__ void ForwardSm80<config>::finish() {
       }
     }
   }
-  __syncwarp();  // all lanes have written the warp's rows
+  if constexpr (repairs_rows && column_warps > 1) {
+    const bool any = ptx::any(check != check);
+    if (lane == 0) storage.unsound[column_warp][warp_row / rows_per_warp] = any;
+  }
+  sync_rows();  // all have written the warp's rows
   if constexpr (repairs_rows) {
-    if (ptx::any(check != check)) {
+    if (is_unsound(check)) {
 #pragma unroll 1
       for (int r = 0; r < rows_per_warp; ++r) {
         float row_lse = 0;
@@ -392,9 +426,11 @@ __device__ __forceinline__ void ForwardSm80<config>::finish() {
       }
       __syncwarp();  // the rows have been replaced
     }
+    if constexpr (column_warps > 1) __syncthreads();  // both warps store some of the rows
   }
   const auto to = tile::query_rows<Element, features>(args.O, sequence, head_idx).from(q_begin);
-  tile::store_tile<32, config.head_dim_v, rows_per_warp, OTile>(Q_smem, warp_row, to, lane);
+  constexpr int stored = rows_per_warp / column_warps;
+  tile::store_tile<32, config.head_dim_v, stored, OTile>(Q_smem, warp_row + column_warp * stored, to, lane);
 }
 
 template <ForwardConfig config>

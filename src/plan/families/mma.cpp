@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "abi/forward_sm80.h"
 #include "plan/families/portable.h"
 #include "plan/features.h"
 #include "plan/kernel_config.h"
@@ -14,11 +15,12 @@ int swizzled_tile_bytes(const Problem& problem, int rows, std::int64_t columns) 
   return static_cast<int>((row_bytes + 127) / 128) * rows * 128;
 }
 
-std::string reject_mma_problem(const Problem& problem, const DeviceInfo& device) {
+std::string reject_mma_problem(const Problem& problem, const DeviceInfo& device, std::int64_t max_dim) {
   if (device.arch < 80) return "needs sm_80";
   if (*problem.scale <= 0) return "needs a positive scale";
   if (problem.head_dim % 8 != 0 || problem.head_dim_v % 8 != 0) return "needs head dimensions that are multiples of 8";
-  if (std::max(problem.head_dim, problem.head_dim_v) > 256) return "needs head dimensions up to 256";
+  if (std::max(problem.head_dim, problem.head_dim_v) > max_dim)
+    return "needs head dimensions up to " + std::to_string(max_dim);
   const auto chunk = static_cast<std::int64_t>(16 / size_of(problem.dtype));  // elements that move at once
   for (const Strides& strides : {problem.q_strides, problem.k_strides, problem.v_strides, problem.out_strides,
                                  problem.dout_strides, problem.dq_strides, problem.dk_strides, problem.dv_strides}) {
@@ -31,9 +33,10 @@ std::string reject_mma_problem(const Problem& problem, const DeviceInfo& device)
 // Forward -------------------------------------------------------------------------------------------------------------
 
 int MmaForwardTile::shared_bytes(const Problem& problem) const {
-  return swizzled_tile_bytes(problem, block_q, std::max(problem.head_dim, problem.head_dim_v)) +
-         swizzled_tile_bytes(problem, block_kv, problem.head_dim) +
-         swizzled_tile_bytes(problem, block_kv, problem.head_dim_v) + 2 * mma_small_bytes;  // the row sums
+  const std::int64_t v_columns = abi::forward_sm80_value_columns(static_cast<int>(problem.head_dim_v));
+  return swizzled_tile_bytes(problem, block_q, std::max(problem.head_dim, v_columns)) +
+         swizzled_tile_bytes(problem, block_kv, problem.head_dim) + swizzled_tile_bytes(problem, block_kv, v_columns) +
+         2 * mma_small_bytes;  // the row sums
 }
 
 std::string MmaForwardTile::reject_size(const Problem& problem, const DeviceInfo& device) const {

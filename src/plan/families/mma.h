@@ -23,8 +23,8 @@ inline std::int64_t mma_tiles(std::int64_t rows, int block) { return (rows + blo
 /// Bytes of a tile::SwizzledTile: panels of 128 bytes a row.
 int swizzled_tile_bytes(const Problem& problem, int rows, std::int64_t columns);
 
-/// What none of them takes.
-std::string reject_mma_problem(const Problem& problem, const DeviceInfo& device);
+/// What none of them takes, but for the width of heads.
+std::string reject_mma_problem(const Problem& problem, const DeviceInfo& device, std::int64_t max_dim = 256);
 
 struct MmaForwardTile {
   int block_q, block_kv, num_warps;

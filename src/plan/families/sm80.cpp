@@ -2,6 +2,7 @@
 #include <array>
 #include <optional>
 
+#include "abi/forward_sm80.h"
 #include "plan/families/mma.h"
 #include "plan/families/portable.h"
 #include "plan/kernel_table.h"
@@ -9,17 +10,28 @@
 namespace flash_attention::plan {
 namespace {
 
-std::string reject_problem(const Problem& problem, const DeviceInfo& device) {
+std::string reject_problem(const Problem& problem, const DeviceInfo& device, std::int64_t max_dim = 256) {
   if (device.arch >= 80 && problem.dtype == Dtype::float32) return "needs a 16-bit dtype";
-  return reject_mma_problem(problem, device);
+  return reject_mma_problem(problem, device, max_dim);
 }
 
 // Forward -------------------------------------------------------------------------------------------------------------
+
+bool is_wide(const Problem& p) { return std::max(p.head_dim, p.head_dim_v) > 256; }
+
+/// Of heads wider than 256: 16 rows a warp, or two that share O's columns.
+MmaForwardTile wide_tile(const Problem& p, int block_q, int block_kv) {
+  return {block_q, block_kv, block_q / 16 * abi::forward_sm80_column_warps(static_cast<int>(p.head_dim_v))};
+}
 
 /// 32 rows a warp where so many fit in registers, else 16; fewer rows if there are few queries or little shared memory.
 MmaForwardTile forward_tile(const Request& r) {
   const Problem& problem = r.problem;
   const DeviceInfo& device = r.device;
+  if (is_wide(problem)) {
+    const MmaForwardTile tile = wide_tile(problem, 64, 32);
+    return tile.shared_bytes(problem) <= device.shared_bytes ? tile : wide_tile(problem, 32, 32);
+  }
   const MmaForwardTile small{64, 64, 4};
   const bool wide_warps = !r.features.touches_scores() && std::max(problem.head_dim, problem.head_dim_v) <= 128;
   const MmaForwardTile large{128, 64, wide_warps ? 4 : 8};
@@ -29,13 +41,15 @@ MmaForwardTile forward_tile(const Request& r) {
 /// A tile that was requested, with the warps that such a tile has.
 MmaForwardTile asked_tile(const Request& r, const TileSize& asked) {
   const auto [block_q, block_kv] = asked;
+  if (is_wide(r.problem)) return wide_tile(r.problem, block_q, block_kv);
   const int usual = forward_tile(r).num_warps;
   return {block_q, block_kv, block_q == 128 ? (usual == 4 && r.problem.seq_q > 64 ? 4 : 8) : block_q / 16};
 }
 
 std::string reject_forward_tile(const Request& r, const TileSize& asked) {
   const auto [block_q, block_kv] = asked;
-  if (block_q != 32 && block_q != 64 && block_q != 128) return "allowed are 32, 64 and 128 queries";
+  if (block_q != 32 && block_q != 64 && (block_q != 128 || is_wide(r.problem)))
+    return is_wide(r.problem) ? "allowed are 32 and 64 queries" : "allowed are 32, 64 and 128 queries";
   if (block_kv != 32 && block_kv != 64 && block_kv != 96 && block_kv != 128) return "allowed are 32, 64, 96 and 128 keys";
   const bool masked = r.features.hidden_bounds != 0 || r.features.block_mask;
   if (masked && block_kv % 64 != 0) return "masks are known for blocks of 64 keys";
@@ -44,7 +58,9 @@ std::string reject_forward_tile(const Request& r, const TileSize& asked) {
 
 Answer plan_forward(const Request& r) {
   const Problem& problem = r.problem;
-  if (std::string reason = reject_problem(problem, r.device); !reason.empty()) return Refusal{std::move(reason)};
+  if (std::string reason = reject_problem(problem, r.device, 512); !reason.empty()) return Refusal{std::move(reason)};
+  if (is_wide(problem) && (r.features.has_mask_data() || r.features.mask))
+    return Refusal{"takes no masks of heads wider than 256: they are known for blocks of 64 keys"};
   MmaForwardTile tile = forward_tile(r);
   if (tile.shared_bytes(problem) > r.device.shared_bytes) return Refusal{"needs more shared memory"};
   if (r.tile) {

@@ -1,3 +1,4 @@
+#include "kernels/wide_cases.h"
 #include "support/cases/contract.h"
 #include "support/gpu.h"
 
@@ -16,6 +17,7 @@ TEST_P(ForwardSm80, SameBits) {
   check_reproducible(GetParam(), {.device = {.kind = DeviceKind::cuda}, .kernel = "forward/sm80", .pass = Pass::forward});
 }
 
+INSTANTIATE_TEST_SUITE_P(Wide, ForwardSm80, ::testing::ValuesIn(wide_heads_of_mma()), case_name);
 INSTANTIATE_TEST_SUITE_P(Masks, ForwardSm80, ::testing::ValuesIn(mask_cases(Dtype::bfloat16)), case_name);
 INSTANTIATE_TEST_SUITE_P(Cache, ForwardSm80, ::testing::ValuesIn(cache_cases(Dtype::bfloat16)), case_name);
 INSTANTIATE_TEST_SUITE_P(Float16, ForwardSm80, ::testing::ValuesIn(contract_cases(Dtype::float16)), case_name);
