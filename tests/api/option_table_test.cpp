@@ -1,5 +1,5 @@
 // Each row of the table of options, switched on: the C struct carries it, the hash sees it, the predicates of Features say
-// what the row says of scores, and kernels are told. tests/cli/test_options.py asks the same of the command.
+// what the row says of scores, and kernels are told. tests/cli/test_option_flags.py asks the same of the command.
 #include "api/option_table.h"
 
 #include <gtest/gtest.h>
