@@ -11,7 +11,7 @@
 
 namespace flash_attention::plan {
 
-/// Options that kernels have or do not have, whatever the sizes. The planner checks them for all kernels.
+/// Options that a kernel takes, whatever the sizes. The planner checks them for all kernels.
 struct Capabilities {
   bool pages = false;           // K and V in pages
   bool left_padding = false;    // Problem::left_padding
@@ -62,7 +62,7 @@ int cpu_block_q(CpuIsa isa);
 
 std::span<const KernelEntry> kernel_table();
 
-/// An option of the problem that the kernel does not have at all, whatever the sizes; empty if there is none.
+/// An option of the problem that the kernel does not take, whatever the sizes; empty if it takes all.
 std::string missing_option(const KernelEntry& entry, const Request& request);
 
 /// Keys of a split, where splits are fixed: the end of one costs as much as some tiles, of narrow heads more of them.

@@ -45,7 +45,7 @@ struct MmaBackwardTile {
 std::optional<MmaBackwardTile> first_that_fits(std::initializer_list<MmaBackwardTile> tiles, const Problem& problem,
                                                const DeviceInfo& device);
 
-/// Of the kernel for dQ alone: 16 queries a warp.
+/// For the kernel of dQ alone: 16 queries a warp.
 struct MmaQueryTile {
   static constexpr int block_q = 16 * mma_backward_warps;
   int block_kv;

@@ -14,7 +14,7 @@ constexpr int portable_shared_bytes = 2 * 64 * 68 * 4;  // the chunks of a produ
 /// Why no kernel with a one-dimensional grid of tiles can take the problem; empty where it can.
 std::string reject_grid(const Problem& problem);
 
-/// Appends a launch of that many blocks; nothing if there are none.
+/// Appends a launch of `blocks` blocks, unless that is 0.
 void add_launch(Plan& plan, Launch launch, std::int64_t blocks);
 
 /// The configuration of the kernels in backward/portable, backward/delta and backward/dbias.

@@ -21,8 +21,8 @@ struct Tile {
   int num_stages = 2;
 };
 
-/// Of S, P and O a thread holds block_kv / 2 + block_kv / 8 + head_dim_v / 2 registers, of 240; a soft cap or a left edge
-/// needs some more. docs/lab/forward_sm90_fp8.md.
+/// A thread has 240 registers. S, P and O take block_kv / 2 + block_kv / 8 + head_dim_v / 2 of them; a soft cap or a left
+/// edge needs some more. docs/lab/forward_sm90_fp8.md.
 Tile choose_tile(const Request& r) {
   const Problem& p = r.problem;
   const std::int64_t dim = std::max(p.head_dim, p.head_dim_v);

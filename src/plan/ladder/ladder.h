@@ -22,7 +22,7 @@ struct Rung {
   bool narrow = false;      // Q, K and V in 8 bits, V transposed by a first launch
   bool persistent = false;  // one block for each SM, which takes its tiles one after another
 
-  /// Of a block that computes with rows of head_dim elements; none where null.
+  /// For a block that computes with rows of head_dim elements; null: none.
   int (*shared_bytes)(const Rung& rung, int head_dim) = nullptr;
   /// Adds launches and workspace; null: one launch of `attention` with a block for each block_q queries of a head.
   void (*add_launches)(const Rung& rung, const Problem& problem, Plan& plan) = nullptr;

@@ -8,10 +8,10 @@
 namespace flash_attention::plan {
 namespace {
 
-/// Blocks whose shares are whole items, or equal parts of one, where that takes at most a sixteenth of them away: fewer
-/// parts are to be merged, no block waits for a longer one, and the heads of a sequence are read side by side. 128 of an
-/// H200's 132 SMs read as fast as all: 16 x 32/8 x 8192 takes 132.3 us, before 136.7; 1 x 131072 134.7, 137.6; 256 x 1024
-/// 257.0, 259.7.
+/// The number of blocks, rounded down by at most a sixteenth so that each has whole items or an equal part of one. Fewer
+/// parts are merged, no block waits for a longer one, and the heads of a sequence are read side by side. 128 of an H200's
+/// 132 SMs read as fast as all: 16 x 32/8 x 8192 takes 132.3 us, before 136.7; 1 x 131072 134.7, 137.6; 256 x 1024 257.0,
+/// 259.7.
 std::int64_t even_blocks(const Problem& problem, const abi::ForwardConfig& config, std::int64_t most) {
   const auto tiles = static_cast<std::int64_t>(decode_tiles(problem, config)), of_item = tiles_of_item(problem, config);
   for (std::int64_t blocks = most; blocks > most - most / 16; --blocks) {
@@ -21,23 +21,23 @@ std::int64_t even_blocks(const Problem& problem, const abi::ForwardConfig& confi
   return most;
 }
 
-/// Whether the items of a block are far apart, so that others read the next heads of the same keys at the same time: 64 x
-/// 4096 249.9 us, 251.5 with consecutive ones; 256 x 1024 254.7, 257.0; 128 x 32/32 x 2048 950, 960. All must be whole, and
-/// known.
+/// Whether the items of a block are far apart. Other blocks then read the next heads of the same keys at the same time: 64
+/// x 4096 249.9 us, 251.5 with consecutive ones; 256 x 1024 254.7, 257.0; 128 x 32/32 x 2048 950, 960. All must be whole,
+/// and known.
 bool strides_items(const Problem& problem, const abi::ForwardConfig& config, std::int64_t blocks) {
   const auto tiles = static_cast<std::int64_t>(decode_tiles(problem, config)), of_item = tiles_of_item(problem, config);
   return abi::decode_items_are_alike(config.features) && config.split_tiles == 0 && of_item >= 4 &&
          tiles >= 2 * blocks * of_item && tiles % (blocks * of_item) == 0;
 }
 
-/// Blocks for each item, where all are alike, or short, and there are few: 0 where shares had better go on from item to
-/// item. One block knows its item without a look at the others. The blocks of a cluster must be in one part of the GPU, a
-/// GPC, of which an H200 has some with less than 16 SMs: eight clusters of 16 do not fit, nor 32 of 4, but 64 of 2 do. Half
-/// of the SMs read a short context as fast as all, and a cluster merges in 1.5 us less than memory does: 1 x 64/4 x 16384
-/// takes 20.7 us with 64 blocks, before 25.6 with 128; 1 x 32/8 x 1024 10.2, 11.7; 1 x 8/1 x 4096 11.3, 12.8. Items whose
-/// lengths are on the device may differ, which short ones can afford: 8 x 32/8 x 1024 in pages of 64 takes 19.7 us,
-/// before 21.8, with lengths from 1 to 1024 15.7, 18.9. A block for each of few items has nothing to merge: 8 x 32/8 x 1024
-/// takes 17.7 us, with two 18.0; with 4 queries 17.9, 19.8. Six, of two an SM: 8 x 64/4 x 8192 at head_dim 64 28.3, 31.4.
+/// Blocks for each item, if items are few and alike or short; 0: shares go on from item to item. One block knows its item
+/// without a look at the others. A cluster must be in one GPC, and some GPCs of an H200 have fewer than 16 SMs: eight
+/// clusters of 16 do not fit, nor 32 of 4, but 64 of 2 do. Half of the SMs read a short context as fast as all, and a
+/// cluster merges in 1.5 us less than memory does: 1 x 64/4 x 16384 takes 20.7 us with 64 blocks, before 25.6 with 128; 1 x
+/// 32/8 x 1024 10.2, 11.7; 1 x 8/1 x 4096 11.3, 12.8. If lengths are on the device, items may differ. Short ones can afford
+/// that: 8 x 32/8 x 1024 in pages of 64 takes 19.7 us, before 21.8, with lengths from 1 to 1024 15.7, 18.9. With one block
+/// an item there is nothing to merge: 8 x 32/8 x 1024 takes 17.7 us, with two 18.0; with 4 queries 17.9, 19.8. Six, of two
+/// an SM: 8 x 64/4 x 8192 at head_dim 64 28.3, 31.4.
 int item_blocks_of(const Problem& problem, const DeviceInfo& device, const abi::ForwardConfig& config, std::int64_t most) {
   const abi::Features& features = config.features;
   const bool lengths = features.seqused_kv || features.key_lengths || features.left_padding;
@@ -58,10 +58,10 @@ int item_blocks_of(const Problem& problem, const DeviceInfo& device, const abi::
   return 0;
 }
 
-/// Whether K and V had better leave L2 first, so that what others left there stays, and is not written back meanwhile: no
-/// two items have the same keys (pages may be those of a prefix that several sequences share), and there are few. 1 x 32/8
-/// x 8192 (34 MB) takes 19.9 us, before 21.0, 1 x 32768 (134 MB) 46.6, 48.4; but 32 x 8/1 x 16384 (268 MB) 80.9, 78.0, and
-/// 16 x 8192 (537 MB) 140.0, 132.9.
+/// Whether L2 should evict K and V first, so that other data stays there and is not written back meanwhile. No two items
+/// may have the same keys (sequences may share pages), and K and V must be small. 1 x 32/8 x 8192 (34 MB) takes 19.9 us,
+/// before 21.0, 1 x 32768 (134 MB) 46.6, 48.4; but 32 x 8/1 x 16384 (268 MB) 80.9, 78.0, and 16 x 8192 (537 MB) 140.0,
+/// 132.9.
 bool reads_once(const Problem& problem, const abi::ForwardConfig& config) {
   constexpr std::int64_t max_bytes = 150 << 20;
   const auto own = [](const Strides& s) { return s.batch != 0 && s.head != 0; };
@@ -71,8 +71,8 @@ bool reads_once(const Problem& problem, const abi::ForwardConfig& config) {
          own(problem.v_strides) && problem.batch * problem.seq_kv * problem.heads_kv * width * of_element <= max_bytes;
 }
 
-/// Whether the blocks are shared out among the key heads first, so that the heads of the same keys are read side by side:
-/// 64 x 32/8 x 4096 with lengths on the device takes 252.2 us, before 264.5; in pages of 64, lengths from 1 to 4096, 153.0,
+/// Whether the blocks are divided among the key heads first. The heads of the same keys are then read side by side: 64 x
+/// 32/8 x 4096 with lengths on the device takes 252.2 us, before 264.5; in pages of 64, lengths from 1 to 4096, 153.0,
 /// 159.9.
 bool has_head_grid(const Problem& problem, const DeviceInfo& device, const abi::ForwardConfig& config,
                    std::int64_t blocks) {
@@ -80,10 +80,10 @@ bool has_head_grid(const Problem& problem, const DeviceInfo& device, const abi::
          !abi::decode_items_are_alike(config.features) && problem.heads_kv > 1 && blocks % problem.heads_kv == 0;
 }
 
-/// How many tiles a block asks for at a time; 0: as many as its stages hold. 64 KB for each SM keep the memory of an H200
-/// busy. With more the SMs do not get on alike, and those that read the other heads of the same keys drift apart: 64 x 32/8
-/// x 4096 takes 253.2 us, with all stages 256.5; 256 x 1024 256.1, 260.2; 128 x 64/4 x 1024 78.8, 81.0. Where other heads
-/// are not read side by side, twice as much (64 x 4096 in pages of 64: 260.2; with 64 KB 264.8, with all 262.8). Few SMs,
+/// How many tiles a block loads at a time; 0: as many as its stages hold. 64 KB for each SM keep the memory of an H200
+/// busy. With more, some SMs get ahead, and those that read other heads of the same keys drift apart: 64 x 32/8 x 4096
+/// takes 253.2 us, with all stages 256.5; 256 x 1024 256.1, 260.2; 128 x 64/4 x 1024 78.8, 81.0. If other heads are not
+/// read side by side, twice as much is best (64 x 4096 in pages of 64: 260.2; with 64 KB 264.8, with all 262.8). Few SMs,
 /// or a short context, need all.
 int tiles_in_flight_of(const abi::ForwardConfig& config, int blocks_per_sm, bool fills_gpu) {
   const bool side_by_side = abi::decode_items_are_alike(config.features) || config.head_grid;

@@ -44,9 +44,9 @@ std::string reject_kind(const Request& r) {
   return {};
 }
 
-/// Kernels for many queries have five times the rate (H200: about 780 TFLOP/s against 140 here) where their tiles have all
-/// their rows and there is one for each SM. Where fewer rows are in use than a fifth of that, this one is faster, which
-/// splits keys: measured at 32 heads over 16384 keys, 128 queries 167 us there and 240 here, 64 queries 178 and 142.
+/// With full tiles, one for each SM, kernels for many queries are five times as fast (H200: about 780 TFLOP/s, 140 here).
+/// If fewer than a fifth of those rows are in use, this kernel is faster, because it splits keys. Measured at 32 heads over
+/// 16384 keys: 128 queries 167 us there and 240 here, 64 queries 178 and 142.
 std::string prefers_prefill(const Problem& problem, const DeviceInfo& device) {
   constexpr std::int64_t tile_rows = 128, faster = 5;
   const std::int64_t mean = problem.packed ? problem.total_q / std::max<std::int64_t>(1, problem.batch) : problem.seq_q;

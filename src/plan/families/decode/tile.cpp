@@ -10,10 +10,10 @@
 namespace flash_attention::plan {
 namespace {
 
-/// Rows of an item at most. Sums of wide rows leave no registers for the scores of many. On sm_90 a few tiles of keys are
-/// read for each 16 rows once more from L2, where each SM then has an item: 8 x 64/4 x 1024 with 4 queries takes 17.2 us,
-/// with 32 rows 19.1, with 64 21.6. Items of which few SMs would have one have 32 rows: 32 x 8/1 x 4096 with 8 queries 37.4
-/// us, with 64 41.2; but 8 x 32/8 x 4096 with 16 queries 54.4 and 49.2, 64 x 64/4 x 2048 105.5 and 90.2.
+/// The most rows of an item. Sums of wide rows leave no registers for the scores of many. On sm_90, if each SM then has an
+/// item, 16 rows are best: a few tiles of keys are read from L2 once more for each 16 rows. 8 x 64/4 x 1024 with 4 queries
+/// takes 17.2 us, with 32 rows 19.1, with 64 21.6. If few SMs would have an item, 32 rows: 32 x 8/1 x 4096 with 8 queries
+/// 37.4 us, with 64 41.2; but 8 x 32/8 x 4096 with 16 queries 54.4 and 49.2, 64 x 64/4 x 2048 105.5 and 90.2.
 std::int64_t max_rows(const Problem& problem, const DeviceInfo& device) {
   constexpr std::int64_t tile_keys = 128, most = 64;
   if (problem.head_dim_v > 128) return 16;
@@ -45,10 +45,9 @@ int stages_of(abi::ForwardConfig config, int shared_bytes, int max_bytes) {
   return std::min(shared_bytes - layout.shared_bytes, max_bytes) / layout.stage_bytes;
 }
 
-/// Whether blocks have long runs of few items. Then two groups of four warps take tiles in turn, each with twice the keys
-/// of a tile, in three quarters of the instructions: 8-bit keys, whose bound these are, take 0.87 to 0.89 of the time,
-/// 16-bit ones, which must have the same bits, 1.00 to 1.01 (H200, 1 x 131072, 16 x 16384, 8 x 32768). With shorter
-/// runs 1.02 to 1.05.
+/// Whether blocks have long runs of few items. Then two groups of four warps take tiles in turn. Each tile has twice the
+/// keys, so there are a quarter fewer instructions, which bound 8-bit keys: they take 0.87 to 0.89 of the time. 16-bit keys
+/// must have the same bits and take 1.00 to 1.01 (H200, 1 x 131072, 16 x 16384, 8 x 32768); with shorter runs 1.02 to 1.05.
 bool has_long_runs(const Problem& problem, const DeviceInfo& device) {
   constexpr std::int64_t long_keys = 16384, long_run = 24 * 128;
   return problem.seq_kv >= long_keys && problem.seq_kv * problem.batch * problem.heads_kv >= long_run * device.num_sms;
@@ -59,18 +58,18 @@ bool has_short_items(const Problem& problem, const DeviceInfo& device) {
   return problem.seq_kv <= 128 && problem.batch * problem.heads_kv >= 2 * device.num_sms;
 }
 
-/// An item or more for each SM: few are cut. Else a warp's rows are merged one after the other, and eight warps are better
-/// (1 x 64/4 x 16384: 25.3 us, 29.6 with four).
+/// An item or more for each SM: few are split. Otherwise a warp's rows are merged one after the other, and eight warps are
+/// better (1 x 64/4 x 16384: 25.3 us, 29.6 with four).
 bool has_whole_items(const Problem& problem, const DeviceInfo& device) {
   return problem.batch * problem.heads_kv >= device.num_sms - device.num_sms / 16;
 }
 
-/// The largest tile of which two stages fit. docs/lab/decode.md has the measurements (H200): tiles of 128 keys with two
-/// stages are -1 to 3 % faster than with three, 1 to 6 % than tiles of 64, also where they leave SMs without work (fewer
-/// parts to merge); eight warps are 0 to 2 % faster than four. TMA is 0 to 5 % faster with three stages; with 16 rows there
-/// is room for them with four warps alone (128 x 64/4 x 1024: 79.2 us, before 84.4). Narrow heads are 1 to 25 % faster with
-/// four warps and two blocks an SM, whose copies do not pause together, and so are short items (64 x 32/8 x 128: 20.1
-/// us, 22.4).
+/// The largest tile of which two stages fit. docs/lab/decode.md has the measurements (H200). Tiles of 128 keys with two
+/// stages are -1 to 3 % faster than with three and 1 to 6 % faster than tiles of 64, even if they leave SMs without work:
+/// fewer parts are merged. Eight warps are 0 to 2 % faster than four. TMA is 0 to 5 % faster with three stages; with 16
+/// rows they fit with four warps only (128 x 64/4 x 1024: 79.2 us, before 84.4). Narrow heads are 1 to 25 % faster with
+/// four warps and two blocks an SM, whose copies do not pause together, and so are short items (64 x 32/8 x 128: 20.1 us,
+/// 22.4).
 std::optional<abi::ForwardConfig> configure(const Request& request, bool producer_warp, int block_q) {
   const Problem& problem = request.problem;
   const DeviceInfo& device = request.device;

@@ -13,7 +13,7 @@ bool has_left_edge(const abi::Features& f) { return f.window_left || f.left_padd
 /// The kernel reads words of masks and does nothing else to scores.
 bool reads_words_alone(const abi::Features& f) { return f.precomputed_mask_bits && !f.modifies_scores() && !f.dropout; }
 
-/// Q stays in registers where all of it finds room in addition to S, P and O: read from shared memory for every block it
+/// Q stays in registers if all of it fits in addition to S, P and O. Read from shared memory for every block it
 /// would be a quarter of what the products read, and they nearly use up what shared memory gives.
 bool holds_queries(const abi::ForwardConfig& config) {
   const int width_v = (config.head_dim_v + 31) / 32 * 32, steps = (config.head_dim + 15) / 16;

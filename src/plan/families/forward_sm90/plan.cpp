@@ -133,7 +133,7 @@ void add_bias_stages(const Request& r, abi::ForwardConfig& config) {
 /// Two warpgroups attend to 64 rows where heads are wide, else to 64 each.
 int warps_of(const Problem& p, int block_q) { return is_wide(p) ? 12 : (block_q / 64 + 1) * 4; }
 
-/// Two blocks with 64 rows each share the keys that they load: where they see them from the first to the last.
+/// Two blocks with 64 rows each share the keys that they load, if both see all keys from the first on.
 std::string reject_cluster(const abi::Features& f, const Problem& p) {
   const bool from_the_first = !f.window_left && !f.alibi && !f.left_padding && !f.score_program;
   if (!from_the_first || f.has_mask_data() || f.mask || f.packed || p.page_size % (abi::forward_sm90_wide_keys / 2) != 0)
@@ -142,7 +142,7 @@ std::string reject_cluster(const abi::Features& f, const Problem& p) {
   return {};
 }
 
-/// Of a tile that was requested: as many stages as fit, four at most, or nine of the smaller ones of wide heads.
+/// For a requested tile: as many stages as fit, at most four, or nine of the smaller ones of wide heads.
 abi::ForwardConfig asked_config(const Request& r, const TileSize& asked, int most_stages = 4) {
   const Problem& p = r.problem;
   const auto [block_q, block_kv] = asked;
@@ -161,8 +161,8 @@ abi::ForwardConfig asked_config(const Request& r, const TileSize& asked, int mos
   return config;
 }
 
-/// A narrow window beside a mask: a tile of 64 queries sees three or four tiles of 64 keys. Of small ones less is computed
-/// and hidden, and blocks of one warpgroup, two to an SM, end their tiles one under the other (docs/lab/masks.md).
+/// A narrow window beside a mask: a tile of 64 queries sees three or four tiles of 64 keys. Small tiles hide fewer computed
+/// scores, and with two blocks of one warpgroup on an SM one ends its tile while the other computes (docs/lab/masks.md).
 bool sees_few_tiles(const Request& r) {
   const Problem& p = r.problem;
   const abi::Features& f = r.features;
@@ -277,8 +277,8 @@ Plan lay_out_forward(const Request& r, const Sm90Tile& tile) {
   const bool unknown = config.loop.mask_words != abi::MaskWords::none || has_precomputed_mask_bits(p, config);
   const int blocks_per_sm = abi::forward_sm90_blocks_per_sm(config);
   const int cluster = abi::forward_sm90_cluster(config.head_dim, config.head_dim_v, config.block_q);
-  // No pairs where each tile has an SM, and of two row tiles where all run at once, or where the second is short and blocks
-  // take them in turn. A program is not worth another compilation.
+  // No pairs if each tile has an SM. Of two row tiles none if all run at once, or if the second is short and blocks take
+  // them in turn. A program is not worth another compilation.
   const bool apart = all_tiles * cluster <= sms && !f.has_program();
   const bool two =
       row_tiles == 2 && !f.has_program() && (all_tiles * cluster <= blocks_per_sm * sms || p.seq_q % tile.block_q != 0);

@@ -38,7 +38,7 @@ std::optional<Sm90Tile> choose_small_tile(const Request& r, std::int64_t dim, st
     if (dim <= 64 && p.seq_q > 128) return Sm90Tile{64, 64};
     return dim > 64 && p.seq_kv < 512 && tiles <= 2 * sms ? std::optional<Sm90Tile>({64, 64}) : std::nullopt;
   }
-  const bool few_keys = p.seq_kv <= 1024;  // what comes before and behind the blocks is shorter for blocks of 64
+  const bool few_keys = p.seq_kv <= 1024;  // the work before and after the blocks is shorter for blocks of 64
   if (tiles <= sms) {                      // an SM for each warpgroup
     if (dim > 64) return Sm90Tile{64, 64, 4};
     return few_keys ? Sm90Tile{64, 64, 6} : Sm90Tile{64, 128, 4};
@@ -55,8 +55,8 @@ std::optional<Sm90Tile> choose_small_tile(const Request& r, std::int64_t dim, st
   return std::nullopt;
 }
 
-/// Splits of the keys of each row tile, where there are so few tiles that SMs would be idle: as many as end first, by the
-/// cycles of a block of keys, of the change to another tile and of the launch that merges (H200).
+/// Splits of the keys of each row tile, if there are so few tiles that SMs would be idle: the number that ends first, by
+/// the cycles of a block of keys, of the change to another tile and of the launch that merges (H200).
 int count_splits(std::int64_t tiles, std::int64_t blocks, std::int64_t block_cycles, std::int64_t sms) {
   constexpr std::int64_t tile_cycles = 3500, merge_cycles = 6000, max_splits = 16, min_blocks = 8;
   const auto cycles = [&](std::int64_t splits) {
@@ -89,8 +89,8 @@ bool splits_keys(const Request& r) {
   return is_plain(f) && p.seq_q > 64 && !f.sink && !(f.window_right && p.seq_kv < 2 * p.seq_q);
 }
 
-/// docs/lab/forward_sm90.md has the measurements (H200). What touches every score or every row needs registers of its
-/// own: those problems go with two warpgroups, since three have 160 registers a thread, or with narrower blocks of keys.
+/// docs/lab/forward_sm90.md has the measurements (H200). Options of scores and rows need registers: such problems
+/// have two warpgroups, since three have 160 registers a thread, or narrower blocks of keys.
 Sm90Tile choose_sm90_tile(const Request& r) {
   const Problem& p = r.problem;
   const abi::Features& f = r.features;
