@@ -1,17 +1,25 @@
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "backend/clock.h"
 #include "backend/kernel.h"
 #include "backend/plain_kernel.h"
 #include "flash_attention/append.h"
 #include "flash_attention/runtime.h"
 
 namespace flash_attention {
+
+/// Measures calls on a device: the time of the work itself, not of handing it over.
+class Clock {
+ public:
+  virtual ~Clock() = default;
+  /// `queue_work` queues it on the stream.
+  virtual double seconds(void* stream, const std::function<void()>& queue_work) = 0;
+};
 
 /// What the library asks of a kind of device. Each kind's room fills in one row, and src/api/backends.cpp has the table of
 /// them: what depends on the kind is a field here, and no other code asks for the kind.

@@ -1,4 +1,4 @@
-#include "emulator/instructions/barriers.h"
+#include "emulator/instructions/table.h"
 
 #include <string>
 #include <utility>

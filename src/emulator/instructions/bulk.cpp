@@ -1,4 +1,4 @@
-#include "emulator/instructions/bulk.h"
+#include "emulator/instructions/table.h"
 
 #include <atomic>
 #include <cstring>

@@ -1,12 +1,9 @@
 #include "emulator/instructions/table.h"
 
 #include "emulator/checks/paths.h"
-#include "emulator/instructions/barriers.h"
-#include "emulator/instructions/bulk.h"
 #include "emulator/instructions/mbarrier.h"
 #include "emulator/instructions/memory_ops.h"
 #include "emulator/instructions/warp_ops.h"
-#include "emulator/instructions/wgmma.h"
 #include "emulator/machine/address.h"
 
 namespace flash_attention::emulator {

@@ -7,4 +7,23 @@ namespace flash_attention::emulator {
 /// The library's side of the instructions, handed to each unit when it is loaded.
 const Table& runtime_table();
 
+// barriers.cpp
+void barrier(int id, int threads, bool wait);  // __syncthreads, bar.sync, bar.arrive
+void cluster_barrier(bool wait);               // barrier.cluster.arrive, barrier.cluster.wait
+void set_registers(int count, bool increase);  // setmaxnreg
+
+// bulk.cpp, the bulk engine: TMA boxes and runs of bytes.
+void bulk_load(const BulkOperand& operand);
+void bulk_store(const BulkOperand& operand);
+void bulk_commit();
+void bulk_wait(int pending, bool read);
+void fence_proxy_async();
+
+// wgmma.cpp, asynchronous warpgroup products. A thread only hands over its part and goes on; it meets the others in
+// wgmma_wait.
+void wgmma(const WgmmaOperand& operand);
+void wgmma_fence();
+void wgmma_commit();
+void wgmma_wait(int pending);
+
 }  // namespace flash_attention::emulator

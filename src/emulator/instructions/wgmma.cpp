@@ -1,4 +1,4 @@
-#include "emulator/instructions/wgmma.h"
+#include "emulator/instructions/table.h"
 
 #include <algorithm>
 #include <bit>
