@@ -59,6 +59,29 @@ def test_a_learned_number_over_a_cache_is_refused(device):
             assert torch.equal(flash_attention.attention_over_cache(q, k, v, **learned), want)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("seq_kv", [1, 7])
+def test_rows_of_one_key_have_rounding_alone(seq_kv, dtype, device):
+    """dQ and dK are 0: what is left are rounding errors of dP and of delta, sums of the same terms (docs/numerics.md).
+
+    With several keys each row sees one of them, and through lse the gradient is dlse's.
+    """
+    q, k, v = (torch.randn(2, n, 6, 128, device=device).to(dtype) for n in (239, seq_kv, seq_kv))
+    dout = torch.randn_like(q)
+    mask = torch.arange(seq_kv, device=device) == torch.arange(239, device=device)[:, None] % seq_kv
+    leaves = [tensor.clone().requires_grad_() for tensor in (q, k)]
+    out, lse = flash_attention.attention(*leaves, v, mask=mask, return_lse=True)
+    found = torch.autograd.grad(out, leaves, dout, retain_graph=True)
+    seen = v[:, torch.arange(239) % seq_kv].float()
+    terms = (dout.float() * seen).abs().sum(-1)  # [batch, rows, heads]
+    unit = 4 * terms.max().item() * 2.0**-24 * 128**-0.5
+    assert found[0].abs().max() <= unit * k.abs().max()
+    assert found[1].abs().max() <= unit * q.abs().max() * (239 / seq_kv) ** 0.5 * 4
+    (dq,) = torch.autograd.grad(lse.sum(), leaves[:1])
+    exact = k[:, torch.arange(239) % seq_kv].double() * 128**-0.5
+    torch.testing.assert_close(dq.double(), exact, atol=2 * torch.finfo(dtype).eps, rtol=2 * torch.finfo(dtype).eps)
+
+
 @pytest.mark.parametrize("which", ["q", "k", "v", "sink"])
 def test_backward_over_a_cache_is_refused(which, device):
     tensors = {name: torch.randn(2, 9, 4, 16, device=device) for name in ("q", "k", "v")} | {
