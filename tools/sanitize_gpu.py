@@ -34,12 +34,14 @@ SUITES = {
     "forward/portable": "ForwardPortable",
     "forward/sm80": "ForwardSm80",
     "forward/tf32": "ForwardTf32",
+    "forward/fp32": "ForwardFp32",
     "forward/sm90": "ForwardSm90",
     "decode/sm80": "DecodeSm80",
     "decode/sm90": "DecodeSm90",
     "backward/portable": "BackwardPortable",
     "backward/sm80": "BackwardSm80",
     "backward/tf32": "BackwardTf32",
+    "backward/fp32": "BackwardFp32",
     "backward/sm90": "BackwardSm90",
 }
 CASES = (

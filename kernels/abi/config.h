@@ -46,6 +46,7 @@ struct Features {
   bool narrow_queries = false;         // q is of kv_dtype, too
   bool q_scales = false;               // and has scales
   bool one_product = false;            // float32 on tensor cores: a product is one of 11 bits each, not three
+  bool fp32_products = false;          // float32 in the kernels for tensor cores: products are on CUDA cores
 
   constexpr bool has_window() const { return window_left || window_right; }
   /// The rows or keys of a sequence may be fewer than those of the tensors.

@@ -25,8 +25,10 @@ template <BackwardConfig config>
 __device__ __forceinline__ void repair_queries(const AttentionArgs& args, const tile::Sequence& sequence, int head_idx,
                                                int q_begin, bool needed) {
   if (!needed) return;
-  constexpr bool split = BackwardSm80Shape<config>::split;
-  ptx::path<split ? "backward/tf32 repaired queries" : "backward/sm80 repaired queries">();
+  using Shape = BackwardSm80Shape<config>;
+  ptx::path<Shape::split    ? "backward/tf32 repaired queries"
+            : Shape::floats ? "backward/fp32 repaired queries"
+                            : "backward/sm80 repaired queries">();
   const tile::Score<config.features> score(args, sequence, head_idx);
   const auto tiles = score.template key_tiles<config.block_q, config.block_kv>(q_begin);
   __syncthreads();  // the stores of the tile come before those of the repair
@@ -63,6 +65,7 @@ __device__ __forceinline__ void backward_sm80_finish_dq(const AttentionArgs& arg
   const int row = warp / Sums::warps_n * 32, part = warp % Sums::warps_n;
   // Rows past the used length are 0: the zeros of their dS have been multiplied by all keys of a tile.
   const auto unused = [&](int r) { return config.features.seqused_q && q_begin + r >= sequence.len_q; };
+  const float scale = args.scale / Shape::query_scale;
   float check = 0;
 #pragma unroll
   for (int m = 0; m < 2; ++m) {
@@ -72,10 +75,10 @@ __device__ __forceinline__ void backward_sm80_finish_dq(const AttentionArgs& arg
       if (chunk >= Shape::dim / 8) break;
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        float a = dQ[m][n][2 * half] * args.scale, b = dQ[m][n][2 * half + 1] * args.scale;
+        float a = dQ[m][n][2 * half] * scale, b = dQ[m][n][2 * half + 1] * scale;
         if (unused(row + 16 * m + place.row + 8 * half)) a = b = 0;
         check = ptx::fma(a, 0, ptx::fma(b, 0, check));
-        Shape::template put_pair<QTile>(dQ_smem, row + 16 * m + place.row + 8 * half, chunk, place, a, b);
+        Shape::template put_result<QTile>(dQ_smem, row + 16 * m + place.row + 8 * half, chunk, place, a, b);
       }
     }
   }
@@ -137,8 +140,8 @@ struct BackwardSm80Query {
   __device__ __forceinline__ void add_tile(const tile::Score<features>& score,
                                            const typename Shape::template RowStatistics<1>& rows, int kv_begin) {
     float S[1][block_kv / 8][4]{}, dP[1][block_kv / 8][4]{};
-    sm80::multiply_rows<features, QTile, KTile, dim>(S, Q_smem, warp_row, K_smem, 0, lane);
-    sm80::multiply_rows<features, dOTile, VTile, dim_v>(dP, dO_smem, warp_row, V_smem, 0, lane);
+    sm80::multiply_rows<features, QTile, KTile, dim, true>(S, Q_smem, warp_row, K_smem, 0, lane);
+    sm80::multiply_rows<features, dOTile, VTile, dim_v, false>(dP, dO_smem, warp_row, V_smem, 0, lane);
     const tile::Dropout dropout(args, sequence.batch_idx, head_idx);
     if (Shape::some_hidden(score, q_begin, kv_begin)) {
       ptx::path<Shape::split ? "backward/tf32 edge tile of dQ" : "backward/sm80 edge tile of dQ">();
@@ -183,7 +186,7 @@ struct BackwardSm80Query {
     for (int n = 0; n < dim / 8; ++n) {
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        dQ[0][n][e] *= args.scale;
+        dQ[0][n][e] *= args.scale / Shape::weight_scale;
         // As in backward_sm80_finish_dq.
         if (features.seqused_q && q_begin + warp_row + place.row + e / 2 * 8 >= sequence.len_q) dQ[0][n][e] = 0;
         check = ptx::fma(dQ[0][n][e], 0, check);

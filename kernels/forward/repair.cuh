@@ -36,11 +36,21 @@ __device__ __forceinline__ tile::WarpRow<config.head_dim_v> repaired_output(cons
   // Normalised by the sum that is computed here, not by lse: lse is rounded to 2^-24 of its size, and was computed from
   // other dot products. (Of 8-bit products tensor cores keep 14 bits.)
   float max = features.sink ? args.sink[head_idx] : -tile::infinity, weights = 0;
+  // Short sums first, then their sum: rows of float32 may be long.
+  tile::WarpRow<config.head_dim_v> part;
+  float part_weights = 0;
+  const auto add_part = [&] {
+#pragma unroll
+    for (int n = 0; n < part.parts; ++n) sum.sum[n] += part.sum[n];
+    weights += part_weights;
+    part = {}, part_weights = 0;
+  };
 #pragma unroll 1
   for (int step = 0; step < 2; ++step) {  // first find the largest score, then add up
     if (features.sink && step == 1) weights = tile::exp(args.sink[head_idx] - max);
 #pragma unroll 1
     for (int j = range.begin; j < range.end; ++j) {
+      if (j % 64 == 0) add_part();
       if (!score.visible(range, i, j)) continue;
       float dot = 0;
       if constexpr (features.latent) {
@@ -58,7 +68,7 @@ __device__ __forceinline__ tile::WarpRow<config.head_dim_v> repaired_output(cons
         continue;
       }
       float p = tile::exp(full - max);
-      weights += p;
+      part_weights += p;
       if (features.dropout && !dropout.keeps(i, j)) continue;
       if (features.score_program && p == 0) continue;  // the program gave -inf
       if constexpr (features.token_scales) {
@@ -66,9 +76,10 @@ __device__ __forceinline__ tile::WarpRow<config.head_dim_v> repaired_output(cons
       } else if constexpr (features.kv_scales) {
         p *= tile::head_scale<features>(args.V_scale, sequence.batch_idx, kv_head_idx);
       }
-      sum.add(features.dropout ? p * args.keep_scale : p, V.row(j), lane);
+      part.add(features.dropout ? p * args.keep_scale : p, V.row(j), lane);
     }
   }
+  add_part();
 #pragma unroll
   for (float& element : sum.sum) element /= weights;
   return sum;

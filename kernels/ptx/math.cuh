@@ -32,6 +32,13 @@ __device__ __forceinline__ float fma(float x, float y, float z) {
   return result;
 }
 
+/// mul.rn: x * y, rounded also where an addition follows, with which the compiler would fuse it.
+__device__ __forceinline__ float multiply(float x, float y) {
+  float result;
+  asm("mul.rn.f32 %0, %1, %2;" : "=f"(result) : "f"(x), "f"(y));
+  return result;
+}
+
 /// max: the other operand where one is NaN.
 __device__ __forceinline__ float max(float x, float y) {
   float result;

@@ -29,13 +29,22 @@ __device__ __forceinline__ float finish_row(float max, float sum, float sink, fl
   return sum == 0 ? 0 : (factor == 0 ? smallest : factor);
 }
 
-/// The log-sum-exp of a row whose maximum is max * scale, from the sum that is relative to it, rounded once: by way of
-/// powers of two its product with two constants is rounded three times, each time by 2^-24 of its size.
+/// The log-sum-exp of a row whose maximum is max * scale, from the sum that is relative to it. Not by way of powers of two:
+/// its product with two constants is rounded, each time by 2^-24 of its size. max * scale is rounded as backward rounds
+/// scores, so that a key that outweighs all others has the probability 1 there.
 __device__ __forceinline__ float exact_lse(float max, float scale, float sum, float sink) {
   if (sum == 0) return sink;
-  const float scaled = max * scale;
-  if (sink <= scaled) return ptx::fma(max, scale, log(sum + exp(sink - scaled)));
+  const float scaled = ptx::multiply(max, scale);
+  if (sink <= scaled) return scaled + log(sum + exp(sink - scaled));
   return sink + log(ptx::fma(sum, exp(scaled - sink), 1));
+}
+
+/// The log-sum-exp with a sink added to it. A NaN stays one.
+__device__ __forceinline__ float lse_with_sink(float lse, float sink) {
+  if (lse != lse) return lse;  // the comparison below would drop a NaN
+  // The larger of the two logarithms is factored out, so that neither exponential can overflow.
+  const float larger = ptx::max(lse, sink), difference = ptx::min(lse, sink) - larger;
+  return larger == -infinity ? larger : larger + ptx::log2(1.0f + ptx::exp2(difference * log2_e)) * ln_2;
 }
 
 /// Beyond this, in powers of two, the rounding error of a row's maximum would show next to that of 16-bit probabilities.

@@ -135,6 +135,7 @@ std::string to_source(const abi::Features& config) {
   MEMBER(narrow_queries);
   MEMBER(q_scales);
   MEMBER(one_product);
+  MEMBER(fp32_products);
   return out.done();
 }
 

@@ -52,6 +52,7 @@ std::span<const KernelEntry> sm90_fp8_kernels();
 std::span<const KernelEntry> sm90_kernels();
 std::span<const KernelEntry> sm80_kernels();
 std::span<const KernelEntry> tf32_kernels();
+std::span<const KernelEntry> fp32_kernels();
 std::span<const KernelEntry> portable_kernels();
 std::span<const KernelEntry> standard_kernels();
 std::span<const KernelEntry> ladder_kernels();

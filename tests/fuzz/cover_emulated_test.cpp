@@ -213,12 +213,12 @@ struct Part {
 std::set<std::string> all_paths() {
   std::set<std::string> names;
   // Kernels that share a file have names of their own: path<split ? "forward/tf32 ..." : "forward/sm80 ...">.
-  const std::regex mark("ptx::path<[^>\"]*(\"[^\"]+\")(?: : (\"[^\"]+\"))?>");
+  const std::regex mark("ptx::path<[^>]*>"), quoted("\"([^\"]+)\"");
   for (const jit::EmbeddedFile& file : jit::embedded_files()) {
     const std::string text(file.text);
     for (std::sregex_iterator m(text.begin(), text.end(), mark), end; m != end; ++m) {
-      for (const std::string& quoted : {m->str(1), m->str(2)})
-        if (!quoted.empty()) names.insert(quoted.substr(1, quoted.size() - 2));
+      const std::string of_mark = m->str();
+      for (std::sregex_iterator q(of_mark.begin(), of_mark.end(), quoted); q != end; ++q) names.insert(q->str(1));
     }
   }
   return names;
@@ -245,6 +245,7 @@ class CoverEmulated : public ::testing::TestWithParam<Part> {
     int begun = 0;
     bool taken = false;
     for (GeneratedProblem& problem : problems(domain, share, array_seed(), sizes)) {
+      if (kernel_.ends_with("/fp32")) problem.c.problem.precision = Precision::ieee;
       if (problem.number % share == 0) {
         taken = testing::with_long_tail() || testing::rejection(problem.c, target_).empty();
         begun += taken;
@@ -289,6 +290,7 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values(
         Part{"forward/portable", 2, {plain_64}}, Part{"forward/sm80", 3, {plain_64, soft_cap}},
         Part{"forward/tf32", 1, {split_64, soft_cap}}, Part{"backward/tf32", 1, {split_64, plain_128}},
+        Part{"forward/fp32", 1, {plain_64, soft_cap}}, Part{"backward/fp32", 1, {plain_64, hidden_scores}},
         Part{"forward/sm90",
              3,
              {plain_64, plain_256, soft_cap, slopes_both_ways, many_queries, splits_of_keys, blocks_of_keys, words_of_rows,

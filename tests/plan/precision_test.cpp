@@ -1,4 +1,4 @@
-// Which problems forward/tf32 and backward/tf32 get: float32 unless precision is ieee, on GPUs that have the instruction.
+// Which problems the kernels of float32 get, on GPUs from sm_80 on: tf32, and fp32 where precision is ieee.
 #include <gtest/gtest.h>
 
 #include "flash_attention/error.h"
@@ -24,7 +24,7 @@ TEST(PlanPrecision, OnlyIeeeTakesNoTensorCores) {
   Problem problem = fast_problem();
   for (const Precision precision : {Precision::automatic, Precision::fast, Precision::tf32, Precision::ieee}) {
     problem.precision = precision;
-    const std::string name = precision == Precision::ieee ? "portable" : "tf32";
+    const std::string name = precision == Precision::ieee ? "fp32" : "tf32";
     EXPECT_EQ(kernel_of(problem, Pass::forward, hopper), "forward/" + name) << to_string(precision);
     EXPECT_EQ(kernel_of(problem, Pass::backward, hopper), "backward/" + name) << to_string(precision);
   }
@@ -61,8 +61,18 @@ TEST(PlanPrecision, ElsewhereItIsWithoutEffect) {
   EXPECT_EQ(kernel_of(problem, Pass::forward, hopper), "forward/sm90");
   problem.precision = Precision::ieee;
   problem.dtype = Dtype::float32;
-  EXPECT_EQ(kernel_of(problem, Pass::forward, hopper), "forward/portable");
-  EXPECT_EQ(kernel_of(problem, Pass::backward, hopper), "backward/portable");
+  EXPECT_EQ(kernel_of(problem, Pass::forward, turing), "forward/portable");
+  EXPECT_EQ(kernel_of(problem, Pass::backward, turing), "backward/portable");
+}
+
+TEST(PlanPrecision, WhatFp32DoesNotTakeIsPortable) {
+  Problem deterministic = fast_problem(), odd = fast_problem(60), invariant = fast_problem(), wide = fast_problem(512);
+  deterministic.deterministic = true, invariant.invariant = true;
+  for (Problem* problem : {&deterministic, &odd, &invariant, &wide}) problem->precision = Precision::ieee;
+  EXPECT_EQ(kernel_of(deterministic, Pass::forward, hopper), "forward/fp32");
+  EXPECT_EQ(kernel_of(deterministic, Pass::backward, hopper), "backward/portable");
+  for (const Problem& problem : {odd, invariant, wide})
+    EXPECT_EQ(kernel_of(problem, Pass::forward, hopper), "forward/portable");
 }
 
 TEST(PlanPrecision, WhatTensorCoresDoNotTakeIsDoneInFp32) {

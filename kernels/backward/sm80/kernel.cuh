@@ -53,8 +53,7 @@ struct BackwardSm80 {
     KTile K;                                          // then dK
     VTile V;                                          // then dV
     typename Shape::Stage stages[config.num_stages];  // one or two
-    PTile P;
-    PTile dS;
+    PTile P_dS[Shape::fp32_products ? 1 : 2];  // one after the other in one place, or both
     SharedFlag repair;  // something in dK or dV is not finite
   };
 
@@ -70,8 +69,8 @@ struct BackwardSm80 {
   float dV[2][2 * dV_pairs][4]{};
 
   tile::VisibleTiles visible_tiles;
-  const unsigned P_smem = ptx::shared_address(&storage.P), dS_smem = ptx::shared_address(&storage.dS),
-                 stages_smem = ptx::shared_address(&storage.stages);
+  const unsigned P_smem = ptx::shared_address(&storage.P_dS[0]),
+                 dS_smem = ptx::shared_address(&storage.P_dS[Shape::fp32_products ? 0 : 1]), stages_smem = ptx::shared_address(&storage.stages);
 
   __device__ __forceinline__ BackwardSm80(const AttentionArgs& arguments, SharedStorage& shared, const tile::Sequence& s,
                                           int kv_head, int first_key)
@@ -128,39 +127,48 @@ struct BackwardSm80 {
     ptx::copy_async_commit();
   }
 
-  /// P and dS of the warp's part of the score tile, into shared memory.
-  __device__ __forceinline__ void score_tile(const Step& step) const {
+  using Scores = float[2][score_blocks][4];
+
+  /// P and dS of the warp's part of the score tile, from zeros.
+  __device__ __forceinline__ void score_tile(const Step& step, Scores& S, Scores& dP) const {
     const int head_idx = step.head_idx, q_begin = step.tile_idx * block_q;
     const int row = warp / score_n * 32, column = warp % score_n * score_blocks * 8;
     const Score score(args, sequence, head_idx);
 
-    float S[2][score_blocks][4]{}, dP[2][score_blocks][4]{};
-    sm80::multiply_rows<features, QTile, KTile, dim>(S, step.Q(), row, K_smem, column, lane);
-    sm80::multiply_rows<features, dOTile, VTile, dim_v>(dP, step.dO(), row, V_smem, column, lane);
+    sm80::multiply_rows<features, QTile, KTile, dim, true>(S, step.Q(), row, K_smem, column, lane);
+    sm80::multiply_rows<features, dOTile, VTile, dim_v, false>(dP, step.dO(), row, V_smem, column, lane);
 
     const typename Shape::template RowStatistics<2> rows(step.statistics(), row + place.row);
     const tile::Dropout dropout(args, sequence.batch_idx, head_idx);
     if (Shape::some_hidden(score, q_begin, kv_begin)) {
-      ptx::path<Shape::split ? "backward/tf32 edge tile" : "backward/sm80 edge tile">();
+      ptx::path<Shape::split    ? "backward/tf32 edge tile"
+                : Shape::floats ? "backward/fp32 edge tile"
+                                : "backward/sm80 edge tile">();
       Shape::template differentiate<true>(S, dP, score, rows, dropout, q_begin + row, kv_begin + column, place);
     } else {
-      ptx::path<Shape::split ? "backward/tf32 inner tile" : "backward/sm80 inner tile">();
+      ptx::path<Shape::split    ? "backward/tf32 inner tile"
+                : Shape::floats ? "backward/fp32 inner tile"
+                                : "backward/sm80 inner tile">();
       Shape::template differentiate<false>(S, dP, score, rows, dropout, q_begin + row, kv_begin + column, place);
     }
-    Shape::template store<PTile>(S, P_smem, row, column, place);
-    Shape::template store<PTile>(dP, dS_smem, row, column, place);
+  }
+  /// The warp's part of P or dS into shared memory.
+  __device__ __forceinline__ void put_weights(const Scores& weights, unsigned address) const {
+    Shape::template store<PTile>(weights, address, warp / score_n * 32, warp % score_n * score_blocks * 8, place);
   }
 
-  /// dV += P^T dO and dK += dS^T Q, 32 keys and a part of the columns a warp.
-  __device__ __forceinline__ void add_key_gradients(const Step& step) {
+  /// dV += P^T dO or dK += dS^T Q, 32 keys and a part of the columns a warp.
+  template <typename Tile, int pairs, int columns, int blocks>
+  __device__ __forceinline__ void contract(float (&C)[2][blocks][4], unsigned weights, unsigned tile) const {
     const int row = warp / key_n * 32, part = warp % key_n;
-    const auto contract = [&]<typename Tile, int pairs, int columns, int blocks>(float(&C)[2][blocks][4], unsigned weights,
-                                                                                 unsigned tile) {
-      sm80::multiply_columns<features, PTile, Tile, block_q>(C, weights, row, tile, part * pairs, lane,
-                                                             sm80::pairs_of<type, columns / 16, pairs, key_n>(part));
-    };
-    contract.template operator()<dOTile, dV_pairs, dim_v>(dV, P_smem, step.dO());
-    contract.template operator()<QTile, dK_pairs, dim>(dK, dS_smem, step.Q());
+    sm80::multiply_columns<features, PTile, Tile, block_q>(C, weights, row, tile, part * pairs, lane,
+                                                           sm80::pairs_of<type, columns / 16, pairs, key_n>(part));
+  }
+  __device__ __forceinline__ void add_value_gradients(const Step& step) {
+    contract<dOTile, dV_pairs, dim_v>(dV, P_smem, step.dO());
+  }
+  __device__ __forceinline__ void add_key_gradients(const Step& step) {
+    contract<QTile, dK_pairs, dim>(dK, dS_smem, step.Q());
   }
 
   /// dQ = dS K, added to the workspace.
@@ -170,6 +178,16 @@ struct BackwardSm80 {
     const int row = warp / Sums::warps_n * 32, part = warp % Sums::warps_n;
     sm80::multiply<features, PTile, KTile, block_kv>(dQ, dS_smem, row, K_smem, part * Sums::pairs, lane,
                                                      sm80::pairs_of<type, dim / 16, Sums::pairs, Sums::warps_n>(part));
+    if constexpr (Shape::fp32_products) {
+#pragma unroll
+      for (int m = 0; m < 2; ++m) {
+#pragma unroll
+        for (auto& block : dQ[m]) {
+#pragma unroll
+          for (float& element : block) element *= Shape::query_scale;
+        }
+      }
+    }
     Sums::add(Sums::of_thread(args, sequence, step.head_idx, step.tile_idx), dQ);
   }
 
@@ -184,8 +202,17 @@ struct BackwardSm80 {
       ptx::copy_async_wait<0>();
       __syncthreads();  // the tile has landed; every warp is done with the one before, its P and its dS
       if (config.num_stages > 1 && exists(next)) load_queries(next);
-      score_tile(step);
+      Scores P{}, dS{};
+      score_tile(step, P, dS);
+      put_weights(P, P_smem);
+      if constexpr (!Shape::fp32_products) put_weights(dS, dS_smem);
       __syncthreads();  // P and dS are ready for every warp
+      add_value_gradients(step);
+      if constexpr (Shape::fp32_products) {
+        __syncthreads();  // every warp is done with P
+        put_weights(dS, dS_smem);
+        __syncthreads();  // dS is ready for every warp
+      }
       add_key_gradients(step);
       if constexpr (adds_dQ) add_query_gradients(step);
       if (config.num_stages == 1 && exists(next)) {
@@ -215,9 +242,10 @@ struct BackwardSm80 {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           float a = C[m][n][2 * half] * factor, b = C[m][n][2 * half + 1] * factor;
-          if (unseen(row + 16 * m + place.row + 8 * half)) a = b = 0;
+          const int key = row + (Shape::fp32_products ? 4 * place.row + 2 * m + half : 16 * m + place.row + 8 * half);
+          if (unseen(key)) a = b = 0;
           check = ptx::fma(a, 0, ptx::fma(b, 0, check));
-          Shape::template put_pair<Tile>(tile_address, row + 16 * m + place.row + 8 * half, 2 * first + n, place, a, b);
+          Shape::template put_result<Tile>(tile_address, key, 2 * first + n, place, a, b);
         }
       }
     }
@@ -228,8 +256,8 @@ struct BackwardSm80 {
   __device__ __forceinline__ void finish() const {
     if (thread == 0) storage.repair.set(false);
     __syncthreads();  // every warp is done with K and V, and the flag is down
-    const bool K_fails = put<KTile, dK_pairs>(dK, K_smem, args.scale, dim / 16);
-    const bool V_fails = put<VTile, dV_pairs>(dV, V_smem, features.dropout ? args.keep_scale : 1, dim_v / 16);
+    const bool K_fails = put<KTile, dK_pairs>(dK, K_smem, args.scale / Shape::weight_scale, dim / 16);
+    const bool V_fails = put<VTile, dV_pairs>(dV, V_smem, (features.dropout ? args.keep_scale : 1) / Shape::weight_scale, dim_v / 16);
     if (Shape::repairs_rows && (K_fails || V_fails)) storage.repair.set(true);
     __syncthreads();  // dK, dV and the flag are in shared memory
     const auto dK_rows = tile::key_rows<Element, features>(args.dK, sequence, kv_head_idx).from(kv_begin);
@@ -238,7 +266,9 @@ struct BackwardSm80 {
     tile::store_tile<threads, config.head_dim_v, block_kv, VTile>(V_smem, 0, dV_rows, thread);
     if constexpr (Shape::repairs_rows) {
       if (storage.repair.up()) {
-        ptx::path<Shape::split ? "backward/tf32 repaired keys" : "backward/sm80 repaired keys">();
+        ptx::path<Shape::split    ? "backward/tf32 repaired keys"
+                  : Shape::floats ? "backward/fp32 repaired keys"
+                                  : "backward/sm80 repaired keys">();
         __syncthreads();  // the stores above come before those of the repair
         for (int j = kv_begin + warp; j < tile::min(kv_begin + block_kv, sequence.visible_kv); j += config.num_warps) {
           repair_key<config>(args, sequence, kv_head_idx, j,

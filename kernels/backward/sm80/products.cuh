@@ -1,10 +1,11 @@
 #pragma once
 
+#include "tile/fma_product.cuh"
 #include "tile/mma.cuh"
 #include "tile/split.cuh"
 
-// The products of backward/sm80 over swizzled tiles in shared memory, 16 or 32 rows a warp: of 16-bit elements, or of
-// floats in two parts each (tile/split.cuh), which is backward/tf32.
+// The products of backward/sm80 over swizzled tiles in shared memory, 16 or 32 rows a warp: of 16-bit elements, of floats in
+// two parts each (tile/split.cuh), which is backward/tf32, or in fp32 (tile/fma_product.cuh), which is backward/fp32.
 
 namespace flash_attention::sm80 {
 
@@ -19,10 +20,13 @@ __device__ __forceinline__ int pairs_of(int part) {
   return room ? each : total - part * each;
 }
 
-/// C += A B^T over `columns` columns of both: rows [row, ...) of A, [column, ...) of B.
-template <Features features, typename TileA, typename TileB, int columns, int m_tiles, int blocks>
+/// C += A B^T over `columns` columns of both: rows [row, ...) of A, [column, ...) of B. In fp32 with short sums where the
+/// products are those of forward.
+template <Features features, typename TileA, typename TileB, int columns, bool of_scores, int m_tiles, int blocks>
 __device__ __forceinline__ void multiply_rows(float (&C)[m_tiles][blocks][4], unsigned A_smem, int row, unsigned B_smem,
                                               int column, int lane) {
+  if constexpr (features.fp32_products)
+    return tile::fma_rows<TileA, TileB, columns, of_scores>(C, A_smem, row, B_smem, column, lane);
   const unsigned A_address = tile::a_address<TileA>(A_smem, row, lane);
   const unsigned B_address = tile::b_transposed_address<TileB>(B_smem, column, lane);
   const auto load_a = [&](unsigned(&A)[4], int m, int k) {
@@ -42,7 +46,9 @@ __device__ __forceinline__ void multiply_rows(float (&C)[m_tiles][blocks][4], un
 template <Features features, typename TileA, typename TileB, int rows, int m_tiles, int blocks>
 __device__ __forceinline__ void multiply_columns(float (&C)[m_tiles][blocks][4], unsigned A_smem, int row, unsigned B_smem,
                                                  int first, int lane, int pairs) {
-  if constexpr (features.dtype == Type::float32) {
+  if constexpr (features.fp32_products) {
+    tile::fma_columns<TileA, TileB, rows>(C, A_smem, row, B_smem, first, lane, pairs);
+  } else if constexpr (features.dtype == Type::float32) {
     const unsigned A_address = tile::contracted_address<TileA>(A_smem, lane);
     const unsigned B_address = tile::contracted_address<TileB>(B_smem, lane);
     tile::multiply_split<features, rows / 8, 1>(
@@ -72,6 +78,7 @@ __device__ __forceinline__ void multiply_columns(float (&C)[m_tiles][blocks][4],
 template <Features features, typename TileA, typename TileB, int rows, int m_tiles, int blocks>
 __device__ __forceinline__ void multiply(float (&C)[m_tiles][blocks][4], unsigned A_smem, int row, unsigned B_smem,
                                          int first, int lane, int pairs) {
+  if constexpr (features.fp32_products) return tile::fma_tile<TileA, TileB, rows>(C, A_smem, row, B_smem, first, lane, pairs);
   const unsigned A_address = tile::a_address<TileA>(A_smem, row, lane);
   const auto load_a = [&](unsigned(&A)[4], int m, int k) {
     ptx::ldmatrix_x4(A, TileA::step(A_address, 2 * k) + m * 16 * 128);

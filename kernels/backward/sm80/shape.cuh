@@ -3,6 +3,7 @@
 #include "ptx/shared.cuh"
 #include "tile/copy.cuh"
 #include "tile/dropout.cuh"
+#include "tile/fma_product.cuh"
 #include "tile/mma.cuh"
 #include "tile/score.cuh"
 #include "tile/workspace.cuh"
@@ -29,11 +30,16 @@ struct BackwardSm80Shape {
   static constexpr int dim = tile::round_up(config.head_dim, 16), dim_v = tile::round_up(config.head_dim_v, 16);
   // Warps along the rows of a product over queries or keys: 32 rows each, so that one load of B feeds four instructions.
   static constexpr int warps_q = block_q / 32, warps_kv = block_kv / 32;
-  // Floats are multiplied in two parts each (tile/split.cuh): backward/tf32.
-  static constexpr bool split = type == Type::float32;
+  static constexpr bool floats = type == Type::float32;
+  // Floats are multiplied in two parts each (tile/split.cuh): backward/tf32; or in fp32 (tile/fma_product.cuh).
+  static constexpr bool fp32_products = features.fp32_products, split = floats && !fp32_products;
   // A NaN or Inf that is hidden from some rows reaches them through 0 * NaN; such rows are done again. So are those that
   // see an Inf in two parts.
-  static constexpr bool repairs_rows = tile::Score<features>::hides || features.dropout || split;
+  static constexpr bool repairs_rows = tile::Score<features>::hides || features.dropout || floats;
+  // Tensor cores keep nothing below 2^-136, red.global.add nothing below 2^-126. So the factors P and dS of tensor cores, and
+  // the sums of dQ, are this many times as large as they are; dK, dV and dQ are divided by it at the end. What overflows is
+  // done again.
+  static constexpr float weight_scale = split ? 0x1p24f : 1, query_scale = floats ? 0x1p24f : 1;
   using Element = ptx::Element<type>;
   static_assert(block_q % 32 == 0 && block_kv % 32 == 0);
   static_assert(config.num_warps % warps_q == 0 && config.num_warps % warps_kv == 0);
@@ -93,11 +99,11 @@ struct BackwardSm80Shape {
   /// lse and delta of the rows that a lane holds.
   template <int m_tiles>
   struct RowStatistics {
-    float lse[m_tiles][2];  // in powers of two unless split; +inf for a row without keys: its probabilities become 0
+    float lse[m_tiles][2];  // in powers of two unless floats; +inf for a row without keys: its probabilities become 0
     float delta[m_tiles][2];
 
     __device__ __forceinline__ void set(int m, int half, float row_lse, float row_delta) {
-      lse[m][half] = row_lse < tile::lowest_lse ? tile::infinity : split ? row_lse : row_lse * tile::log2_e;
+      lse[m][half] = row_lse < tile::lowest_lse ? tile::infinity : floats ? row_lse : row_lse * tile::log2_e;
       delta[m][half] = row_delta;
     }
 
@@ -169,9 +175,11 @@ struct BackwardSm80Shape {
                 continue;
               }
             }
-            // The rounding error of lse * log2(e) is an exponent: it is seen in float32.
-            s = split ? tile::exp(ptx::fma(s, score.unit_scale(), -rows.lse[m][half]))
-                      : ptx::exp2(ptx::fma(s, scale_log2, -rows.lse[m][half]));
+            // The rounding error of lse * log2(e) is an exponent: it is seen in float32. So is that of lse, unless the score
+            // that outweighs all others is rounded as tile::exact_lse rounds it.
+            s = floats ? tile::exp(ptx::multiply(s, score.unit_scale()) - rows.lse[m][half])
+                       : ptx::exp2(ptx::fma(s, scale_log2, -rows.lse[m][half]));
+            if constexpr (split) s *= weight_scale;
             if constexpr (features.dropout) {
               const bool keeps = random.at(half, e / 2, e % 2) >= dropout.threshold;
               ds = s * ((keeps ? ds * dropout.keep_scale : 0) - rows.delta[m][half]) * slope;
@@ -189,11 +197,23 @@ struct BackwardSm80Shape {
   template <typename Tile>
   __device__ __forceinline__ static void put_pair(unsigned tile_address, int row, int block, const tile::LanePlace& place,
                                                   float first, float second) {
-    if constexpr (split) {
+    if constexpr (floats) {
       const unsigned offset = Tile::offset(row, 2 * block + place.column / 4) + place.column % 4 * 4;
       ptx::store_shared(tile_address + offset, ptx::Vector<float, 2>{{first, second}});
     } else {
       ptx::store_shared(tile_address + Tile::offset(row, block) + 2 * place.column, ptx::pack<type>(first, second));
+    }
+  }
+
+  /// The same for neighbours of a result, a gradient of Q, K or V.
+  template <typename Tile>
+  __device__ __forceinline__ static void put_result(unsigned tile_address, int row, int block, const tile::LanePlace& place,
+                                                    float first, float second) {
+    if constexpr (fp32_products) {
+      const unsigned offset = tile::fma_offset<Tile>(row, block, place.column / 2);
+      ptx::store_shared(tile_address + offset, ptx::Vector<float, 2>{{first, second}});
+    } else {
+      put_pair<Tile>(tile_address, row, block, place, first, second);
     }
   }
 

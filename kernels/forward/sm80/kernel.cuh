@@ -26,6 +26,7 @@
 #include "ptx/shared.cuh"
 #include "tile/copy.cuh"
 #include "tile/dropout.cuh"
+#include "tile/fma_product.cuh"
 #include "tile/mma.cuh"
 #include "tile/score.cuh"
 #include "tile/softmax.cuh"
@@ -48,12 +49,13 @@ struct ForwardSm80Shape {
   static constexpr int dim_v = v_columns / column_warps;                           // of a warp
   static constexpr int row_warps = config.num_warps / column_warps, rows_per_warp = block_q / row_warps;
   static constexpr int m_tiles = rows_per_warp / 16;
+  static constexpr bool floats = type == Type::float32;
   // forward/tf32: floats are split in two parts each for the products (tile/split.cuh).
-  static constexpr bool split = type == Type::float32;
-  static constexpr int q_steps = dim / (split ? 8 : 16);
-  static constexpr bool Q_in_registers = !split && m_tiles * q_steps <= 8;  // 32 registers
+  static constexpr bool split = floats && !features.fp32_products;
+  static constexpr int q_steps = dim / (floats ? 8 : 16);
+  static constexpr bool Q_in_registers = !floats && m_tiles * q_steps <= 8;  // 32 registers
   // If S and O fill 192 registers or more, the row sums are in shared memory: they are used only once a tile.
-  static constexpr bool sums_in_shared = m_tiles * (block_kv + dim_v) / 2 >= 192;
+  static constexpr bool sums_in_shared = (!floats || split) && m_tiles * (block_kv + dim_v) / 2 >= 192;
   // A NaN or Inf in V reaches queries that do not see it through 0 * NaN in P V. Such rows are computed again (repair). So
   // are rows that see an Inf which was split in two parts.
   static constexpr bool repairs_rows = tile::Score<features>::hides || features.dropout || split;
@@ -106,7 +108,7 @@ struct ForwardSm80 {
   static constexpr int block_q = config.block_q, block_kv = config.block_kv, threads = Shape::threads;
   static constexpr int dim_v = Shape::dim_v, rows_per_warp = Shape::rows_per_warp, m_tiles = Shape::m_tiles;
   static constexpr int q_steps = Shape::q_steps, log2_P_scale = Shape::log2_P_scale;
-  static constexpr bool split = Shape::split, Q_in_registers = Shape::Q_in_registers;
+  static constexpr bool floats = Shape::floats, split = Shape::split, Q_in_registers = Shape::Q_in_registers;
   static constexpr bool sums_in_shared = Shape::sums_in_shared, repairs_rows = Shape::repairs_rows;
   static constexpr int column_warps = Shape::column_warps;
   using Scores = float[m_tiles][block_kv / 8][4];
@@ -205,9 +207,11 @@ struct ForwardSm80 {
         });
   }
 
-  /// The same two products for floats (tf32.cuh).
+  /// The same two products for floats on tensor cores (tf32.cuh), and on CUDA cores (fp32.cuh), where O is rescaled, too.
   __device__ __forceinline__ void multiply_split_keys(Scores& S) const;
   __device__ __forceinline__ void add_split_values(const Scores& P);
+  __device__ __forceinline__ void multiply_float_keys(Scores& S) const;
+  __device__ __forceinline__ void add_float_values(const Scores& P, const float (&rescale)[m_tiles][2]);
 
   __device__ __forceinline__ void read_sums(int m) {
 #pragma unroll
@@ -245,6 +249,8 @@ struct ForwardSm80 {
       Scores S{};
       if constexpr (split) {
         multiply_split_keys(S);
+      } else if constexpr (floats) {
+        multiply_float_keys(S);
       } else {
         multiply_keys(S);
       }
@@ -253,26 +259,32 @@ struct ForwardSm80 {
       copies.move_K(distance);
       if (next_idx >= tiles.begin) copies.template load_K<false>();
       if (!score.template all_visible<block_q, block_kv>(q_begin, kv_begin)) {
-        ptx::path<split ? "forward/tf32 edge tile" : "forward/sm80 edge tile">();
+        ptx::path<split ? "forward/tf32 edge tile" : floats ? "forward/fp32 edge tile" : "forward/sm80 edge tile">();
         score_tile<true>(S, kv_begin);
       } else if constexpr (!tile::Score<features>::linear) {
-        ptx::path<split ? "forward/tf32 inner tile with options" : "forward/sm80 inner tile with options">();
+        ptx::path<split    ? "forward/tf32 inner tile with options"
+                  : floats ? "forward/fp32 inner tile with options"
+                           : "forward/sm80 inner tile with options">();
         score_tile<false>(S, kv_begin);
       }
       float rescale[m_tiles][2];
 #pragma unroll
       for (int m = 0; m < m_tiles; ++m) {
         if constexpr (sums_in_shared) read_sums(m);
-        rows[m].template update<log2_P_scale, features.bias || features.score_program || split>(S[m], scale_log2,
-                                                                                                rescale[m]);
+        rows[m].template update<log2_P_scale, features.bias || features.score_program || floats>(S[m], scale_log2,
+                                                                                                 rescale[m]);
         if constexpr (sums_in_shared) write_sums(m);
       }
       if constexpr (features.dropout) drop_tile(S, kv_begin);
-      rescale_output(rescale);
-      if constexpr (split) {
-        add_split_values(S);
+      if constexpr (floats && !split) {
+        add_float_values(S, rescale);
       } else {
-        add_values(S);
+        rescale_output(rescale);
+        if constexpr (split) {
+          add_split_values(S);
+        } else {
+          add_values(S);
+        }
       }
       tile_idx = next_idx;
     }
@@ -375,7 +387,7 @@ __device__ __forceinline__ void ForwardSm80<config>::finish() {
       const int row = warp_row + 16 * m + place.row + 8 * half, i = q_begin + row;
       const bool used = i < sequence.len_q;
       float factor = rows[m].template finish<log2_P_scale>(half, scale_log2, used ? sink : -tile::infinity, lse[m][half]);
-      if constexpr (split) {
+      if constexpr (floats) {
         lse[m][half] = tile::exact_lse(rows[m].max[half], score.unit_scale(), rows[m].total(half), sink);
       }
       if constexpr (features.dropout) factor *= args.keep_scale;
@@ -390,8 +402,9 @@ __device__ __forceinline__ void ForwardSm80<config>::finish() {
         if (factor == 0) first = second = 0;
         if constexpr (repairs_rows) check = ptx::fma(first, 0, ptx::fma(second, 0, check));
         if constexpr (split) largest = ptx::max(largest, ptx::max(ptx::abs(first), ptx::abs(second)));
-        if constexpr (split) {
-          const unsigned offset = OTile::offset(row, 2 * n + place.column / 4) + place.column % 4 * 4;
+        if constexpr (floats) {
+          const unsigned offset = split ? OTile::offset(row, 2 * n + place.column / 4) + place.column % 4 * 4
+                                        : tile::fma_offset<OTile>(row, n, lane % 4);
           ptx::store_shared(Q_smem + offset, ptx::Vector<float, 2>{{first, second}});
         } else {
           ptx::store_shared(Q_smem + OTile::offset(row, column_warp * (dim_v / 8) + n) + 2 * place.column,
@@ -419,7 +432,9 @@ __device__ __forceinline__ void ForwardSm80<config>::finish() {
 #pragma unroll
           for (int half = 0; half < 2; ++half) row_lse = r / 8 == 2 * m + half ? lse[m][half] : row_lse;
         }
-        ptx::path<split ? "forward/tf32 repaired row" : "forward/sm80 repaired row">();
+        ptx::path<split    ? "forward/tf32 repaired row"
+                  : floats ? "forward/fp32 repaired row"
+                           : "forward/sm80 repaired row">();
         row_lse = ptx::shuffle(row_lse, r % 8 * 4);
         if constexpr (split) row_lse = repair_lse<config>(args, sequence, head_idx, q_begin + warp_row + r, row_lse);
         repair_output<config, OTile>(args, sequence, head_idx, q_begin + warp_row + r, row_lse, Q_smem, warp_row + r);

@@ -30,13 +30,19 @@ std::string reject_mma_problem(const Problem& problem, const DeviceInfo& device,
   return reject_grid(problem);
 }
 
+bool has_fp32_products(const Problem& problem) {
+  return problem.dtype == Dtype::float32 && problem.precision == Precision::ieee;
+}
+
 // Forward -------------------------------------------------------------------------------------------------------------
 
 int MmaForwardTile::shared_bytes(const Problem& problem) const {
   const std::int64_t v_columns = abi::forward_sm80_value_columns(static_cast<int>(problem.head_dim_v));
-  return swizzled_tile_bytes(problem, block_q, std::max(problem.head_dim, v_columns)) +
-         swizzled_tile_bytes(problem, block_kv, problem.head_dim) + swizzled_tile_bytes(problem, block_kv, v_columns) +
-         2 * mma_small_bytes;  // the row sums
+  const int tiles = swizzled_tile_bytes(problem, block_q, std::max(problem.head_dim, v_columns)) +
+                    swizzled_tile_bytes(problem, block_kv, problem.head_dim) +
+                    swizzled_tile_bytes(problem, block_kv, v_columns);
+  if (has_fp32_products(problem)) return tiles + mma_small_bytes + swizzled_tile_bytes(problem, block_q, block_kv);  // P
+  return tiles + 2 * mma_small_bytes;  // the row sums
 }
 
 std::string MmaForwardTile::reject_size(const Problem& problem, const DeviceInfo& device) const {
@@ -47,12 +53,13 @@ std::string MmaForwardTile::reject_size(const Problem& problem, const DeviceInfo
 
 Plan lay_out_mma_forward(const Problem& problem, const MmaForwardTile& tile, std::string unit, std::string entry) {
   Plan plan{.block_q = tile.block_q, .block_kv = tile.block_kv};
-  const abi::ForwardConfig config{.features = with_map(features_of(problem)),
-                                  .head_dim = static_cast<int>(problem.head_dim),
-                                  .head_dim_v = static_cast<int>(problem.head_dim_v),
-                                  .block_q = tile.block_q,
-                                  .block_kv = tile.block_kv,
-                                  .num_warps = tile.num_warps};
+  abi::ForwardConfig config{.features = with_map(features_of(problem)),
+                            .head_dim = static_cast<int>(problem.head_dim),
+                            .head_dim_v = static_cast<int>(problem.head_dim_v),
+                            .block_q = tile.block_q,
+                            .block_kv = tile.block_kv,
+                            .num_warps = tile.num_warps};
+  config.features.fp32_products = has_fp32_products(problem);
   add_launch(plan,
              {.unit = std::move(unit),
               .entry = std::move(entry),
@@ -71,7 +78,7 @@ int MmaBackwardTile::shared_bytes(const Problem& problem) const {
     return swizzled_tile_bytes(problem, count, problem.head_dim) + swizzled_tile_bytes(problem, count, problem.head_dim_v);
   };
   return rows(block_kv) + num_stages * (rows(block_q) + mma_small_bytes) +
-         2 * swizzled_tile_bytes(problem, block_q, block_kv) + mma_small_bytes;
+         (has_fp32_products(problem) ? 1 : 2) * swizzled_tile_bytes(problem, block_q, block_kv) + mma_small_bytes;  // P, dS
 }
 
 std::optional<MmaBackwardTile> first_that_fits(std::initializer_list<MmaBackwardTile> tiles, const Problem& problem,
@@ -91,6 +98,7 @@ namespace {
 
 abi::BackwardConfig backward_config(const Problem& problem, int block_q, int block_kv, int num_stages) {
   abi::BackwardConfig config = portable_backward_config(problem);
+  config.features.fp32_products = has_fp32_products(problem);
   config.block_q = block_q;
   config.block_kv = block_kv;
   config.num_warps = mma_backward_warps;

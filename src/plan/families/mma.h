@@ -11,7 +11,8 @@
 #include "flash_attention/problem.h"
 #include "plan/kernel_table.h"
 
-// What the families of kernels with mma.sync share, sm80 and tf32: the same kernels with elements of 16 and 32 bits.
+// What the families of kernels with mma.sync share, sm80 and tf32, and fp32: the same kernels with elements of 16 and 32
+// bits, and with products of floats on CUDA cores.
 
 namespace flash_attention::plan {
 
@@ -22,6 +23,9 @@ inline std::int64_t mma_tiles(std::int64_t rows, int block) { return (rows + blo
 
 /// Bytes of a tile::SwizzledTile: panels of 128 bytes a row.
 int swizzled_tile_bytes(const Problem& problem, int rows, std::int64_t columns);
+
+/// Products are those of forward/fp32 and backward/fp32.
+bool has_fp32_products(const Problem& problem);
 
 /// What none of them takes, but for the width of heads.
 std::string reject_mma_problem(const Problem& problem, const DeviceInfo& device, std::int64_t max_dim = 256);

@@ -159,6 +159,7 @@ bool takes_masks_of_programs(const plan::KernelEntry& entry) {
   if (entry.device == DeviceKind::cpu) return true;
   Problem small{.seq_q = 64, .seq_kv = 64, .head_dim = 64, .dtype = Dtype::float16, .program = "v = eq i j\nvisible = v\n"};
   if (entry.name.ends_with("/tf32")) small.dtype = Dtype::float32, small.precision = Precision::fast;
+  if (entry.name.ends_with("/fp32")) small.dtype = Dtype::float32, small.precision = Precision::ieee;
   const DeviceInfo device =
       device_info({.kind = DeviceKind::emulator, .emulated_arch = entry.name.ends_with("90") ? 90 : 80});
   try {
@@ -245,7 +246,7 @@ Domain domain_of(std::string_view kernel) {
     domain.without(inputs, {"nan_dout"});
     if (!entry->takes.invariant) domain.only(invariant, {"off"});
   }
-  if (kernel.ends_with("/tf32")) {
+  if (kernel.ends_with("/tf32") || kernel.ends_with("/fp32")) {  // whoever runs these for fp32 sets its precision
     domain.only(dtype, {"float32_fast"}).without(layout, {"odd"}).without(scale, {"negative", "zero"});
   } else {
     domain.without(dtype, {"float32_fast"});
@@ -262,7 +263,7 @@ Domain domain_of(std::string_view kernel) {
   if (kernel == "forward/sm90_fp8") {
     domain.without(narrow_queries, {"off"}).without(kv_scales, {"token"}).without(dtype, {"float32"});
     domain.without(head_dim, {"8", "any", "264..504", "512..576"}).without(scale, {"negative", "zero"});
-    domain.only(bias, {"off"}).only(alibi, {"off"}).only(mask, {"off"}).only(dropout, {"off"}).only(sink, {"off"});
+    domain.only(bias, {"off"}).only(mask, {"off"}).only(dropout, {"off"});
     domain.without(layout, {"odd", "fours", "broadcast", "reversed"});
     domain.without(queries, {"0"}).without(keys, {"0"}).without(batch, {"0"});
   }

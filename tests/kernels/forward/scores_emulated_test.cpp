@@ -31,6 +31,7 @@ TEST_P(ForwardScores, MayBeHuge) {
     if (from.masked) p.mask = over(p, false, false, true);
     const Target kernel{.device = {.kind = DeviceKind::emulator, .emulated_arch = from.arch}, .kernel = from.kernel};
     if (kernel.kernel == "forward/tf32") p.precision = Precision::fast;
+    if (kernel.kernel == "forward/fp32") p.precision = Precision::ieee;
     if (kernel.kernel == "forward/sm90_fp8") p.q_dtype = p.kv_dtype = Dtype::float8_e5m2;
     const Expected expected = expect(c, false);
     const Results got = attempt(c, kernel, expected).results;
@@ -52,6 +53,7 @@ TEST_P(ForwardScores, AreCappedNearZero) {
   Problem& p = c.problem;
   p.seq_q = from.seq_q, p.seq_kv = 1, p.heads_q = p.heads_kv = 4, p.head_dim = from.head_dim, p.softcap = 100;
   if (from.kernel == std::string("forward/tf32")) p.precision = Precision::fast;
+  if (from.kernel == std::string("forward/fp32")) p.precision = Precision::ieee;
   check(c, {.device = {.kind = DeviceKind::emulator, .emulated_arch = from.arch}, .kernel = from.kernel});
 }
 
@@ -59,6 +61,7 @@ INSTANTIATE_TEST_SUITE_P(Kernels, ForwardScores,
                          ::testing::Values(ScoreTarget{"forward/portable", 90, Dtype::float32, 64},
                                            ScoreTarget{"forward/portable", 90, Dtype::float16, 64},
                                            ScoreTarget{"forward/tf32", 80, Dtype::float32, 64},
+                                           ScoreTarget{"forward/fp32", 80, Dtype::float32, 64},
                                            ScoreTarget{"forward/sm80", 80, Dtype::bfloat16, 64},
                                            ScoreTarget{"forward/sm80", 80, Dtype::float16, 128},
                                            ScoreTarget{"forward/sm90", 90, Dtype::bfloat16, 64},

@@ -31,6 +31,7 @@ inline float fma(float x, float y, float z) {
   *emulator::thread->fma_flops += 2;
   return __builtin_fmaf(x, y, z);
 }
+inline float multiply(float x, float y) { return x * y; }
 inline float max(float x, float y) { return __builtin_fmaxf(x, y); }
 inline float max_or_nan(float x, float y) { return x != x || y != y ? __builtin_nanf("") : __builtin_fmaxf(x, y); }
 inline float min_or_nan(float x, float y) { return x != x || y != y ? __builtin_nanf("") : __builtin_fminf(x, y); }
