@@ -90,12 +90,7 @@ struct Epilogue {
   __device__ __forceinline__ float lse_of(const Tile& tile, float maximum, float sum, bool empty) const {
     const float lse = empty ? -tile::infinity : (maximum + ptx::log2(sum)) * tile::ln_2;
     if constexpr (!features.sink) return lse;
-    if (lse != lse) return lse;  // the comparison below would drop a NaN
-    // The larger of the two logarithms is factored out, so that neither exponential can overflow.
-    const float sink = args.sink[tile.head_idx];
-    const float larger = ptx::max(lse, sink), difference = ptx::min(lse, sink) - larger;
-    return larger == -tile::infinity ? larger
-                                     : larger + ptx::log2(1.0f + ptx::exp2(difference * tile::log2_e)) * tile::ln_2;
+    return tile::lse_with_sink(lse, args.sink[tile.head_idx]);
   }
 
   /// If the row sum is below this limit, no probability of the row exceeds the range of P's type. If P is scaled (P_scale),

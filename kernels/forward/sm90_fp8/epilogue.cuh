@@ -38,22 +38,29 @@ struct Epilogue {
     const float v_scale =
         tile::head_scale<features>(wg.args.V_scale, tile.sequence.batch_idx, tile.head_idx / wg.args.group);
     float factor[2], lse[2], poison[2] = {0, 0};  // becomes NaN if any output of the row is not finite
-    bool used[2];
+    bool used[2], counts[2];  // a row that counts sees a key, too
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       used[r] = math.row + 8 * r < math.score.len_q;
       const bool empty =
           rows.max[r] == -tile::infinity && sum[r] == 0.0f && !visited_interior;  // not empty if all scores were NaN
       const float maximum = ScoreMath<config>::finite(rows.max[r]) * math.exponent_scale;  // in powers of 2
-      factor[r] = used[r] && !empty ? v_scale * ptx::reciprocal(sum[r]) : 0.0f;
-      lse[r] = used[r] && !empty ? (maximum - top + ptx::log2(sum[r])) * tile::ln_2 : -tile::infinity;
+      counts[r] = used[r] && !empty;
+      float denominator = sum[r];
+      lse[r] = counts[r] ? (maximum - top + ptx::log2(sum[r])) * tile::ln_2 : -tile::infinity;
+      if constexpr (features.sink) {
+        const float sink = wg.args.sink[tile.head_idx];
+        denominator += ptx::exp2(sink * tile::log2_e - (maximum - top));
+        if (used[r]) lse[r] = tile::lse_with_sink(lse[r], sink);
+      }
+      factor[r] = counts[r] ? v_scale * ptx::reciprocal(denominator) : 0.0f;
     }
 #pragma unroll
     for (int i = 0; i < S::width_v / 2; ++i) {
       const int r = i / 2 % 2;
       O[i] *= factor[r];
       poison[r] = ptx::fma(O[i], 0.0f, poison[r]);
-      if constexpr (features.seqused_q) O[i] = factor[r] != 0.0f ? O[i] : 0.0f;  // unused rows are 0 even if they hold NaN
+      if constexpr (features.seqused_q) O[i] = counts[r] ? O[i] : 0.0f;  // unused rows are 0 even if they hold NaN
     }
     wg.take_sums();  // adds the sums, and waits until the previous store has read the memory
     place(O);

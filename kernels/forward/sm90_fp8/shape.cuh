@@ -88,7 +88,7 @@ struct Shape {
   __device__ __forceinline__ static constexpr int row_group(int warpgroup) { return warpgroup; }
 
   static_assert(features.narrow_queries && (code == Type::e4m3 || code == Type::e5m2) && type != Type::float32);
-  static_assert(!features.token_scales && !features.dropout && !features.bias && !features.alibi && !features.mask);
+  static_assert(!features.token_scales && !features.dropout && !features.bias && !features.mask);
   static_assert(config.head_dim <= 256 && config.head_dim_v <= 256 && block_q % wg_rows == 0);
   static_assert(ptx::wgmma_fp8_has_shape(block_kv) && ptx::wgmma_fp8_has_shape(width_v));
   static_assert((warpgroups == 2 || warpgroups == 3) && config.num_warps * 32 == threads);

@@ -21,13 +21,18 @@ struct Tile {
   int num_stages = 2;
 };
 
-/// A thread has 240 registers. S, P and O take block_kv / 2 + block_kv / 8 + head_dim_v / 2 of them; a soft cap or a left
-/// edge needs some more. docs/lab/forward_sm90_fp8.md.
+/// A thread has 240 registers. S, P and O take block_kv / 2 + block_kv / 8 + head_dim_v / 2 of them; a soft cap, slopes or a
+/// left edge need some more. docs/lab/forward_sm90_fp8.md.
 Tile choose_tile(const Request& r) {
   const Problem& p = r.problem;
   const std::int64_t dim = std::max(p.head_dim, p.head_dim_v);
   if (dim > 128) return {128, 64};
-  return {128, r.features.softcap || r.features.window_left ? 128 : 192};
+  // Three warpgroups have 160 registers a thread, of which 112 hold S, P and O. H200, 64 columns, TFLOP/s, full / causal, of
+  // 192 x 128 and 128 x 192: 2048 keys 561 / 457 and 500 / 402, 8192 keys 655 / 583 and 581 / 543.
+  const std::int64_t tiles_of_192 = (p.seq_q + 191) / 192 * p.heads_q * p.batch;
+  if (dim <= 64 && tiles_of_192 >= r.device.num_sms) return {192, 128};
+  if (r.features.softcap || r.features.alibi || r.features.window_left) return {128, 128};
+  return {128, 192};
 }
 
 abi::ForwardConfig config_of(const Problem& p, const Tile& tile) {
@@ -49,10 +54,8 @@ abi::ForwardConfig config_of(const Problem& p, const Tile& tile) {
 /// What other kernels take, by name.
 std::string reject_options(const abi::Features& f) {
   if (f.bias) return "takes no bias";
-  if (f.alibi) return "takes no ALiBi slopes";
   if (f.mask) return "takes no boolean mask";
   if (f.dropout) return "takes no dropout";
-  if (f.sink) return "takes no sink";
   if (f.token_scales) return "takes no scales of rows";
   return {};
 }
@@ -157,7 +160,7 @@ std::span<const KernelEntry> sm90_fp8_kernels() {
       .pass = Pass::forward,
       .device = DeviceKind::cuda,
       .requirements = "sm_90; q, k and v of float8_e4m3 or float8_e5m2, out of float16 or bfloat16; strides that "
-                      "TMA can take; causal, windows, softcap, packed, lengths",
+                      "TMA can take; causal, windows, softcap, ALiBi, sinks, packed, lengths",
       .takes = {.narrow_keys = true, .narrow_queries = true, .tile = true},
       .plan = plan_fp8}};
   return rows;

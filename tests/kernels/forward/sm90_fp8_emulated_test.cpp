@@ -31,7 +31,8 @@ std::vector<Case> telling_cases() {
     return cases;
   }
   const std::set<std::string> telling{"q8_plain",  "q8_head",    "q8_window", "q8_softcap",
-                                      "q8_packed", "q8_growing", "q8_nan",    "q8_wide"};
+                                      "q8_packed", "q8_growing", "q8_nan",    "q8_wide",
+                                      "q8_alibi",  "q8_alibi_both_ways", "q8_sink", "q8_sink_used"};
   std::erase_if(cases, [&](const Case& c) { return !telling.contains(c.name); });
   return cases;
 }
@@ -94,9 +95,8 @@ TEST(ForwardSm90Fp8Choice, IsThePlannersOnHopperAlone) {
     change(other);
     return make_plan(other, Pass::forward, typical_gpu(90)).kernel;
   };
-  EXPECT_EQ(chosen_with([](Problem& o) { o.sink = true; }), "forward/portable");
+  EXPECT_EQ(chosen_with([](Problem& o) { o.sink = o.alibi = true; }), fp8_kernel);
   EXPECT_EQ(chosen_with([](Problem& o) { o.dropout_p = 0.1f; }), "forward/portable");
-  EXPECT_EQ(chosen_with([](Problem& o) { o.alibi = true; }), "forward/portable");
   EXPECT_EQ(chosen_with([](Problem& o) { o.dtype = Dtype::float32; }), "forward/portable");
   EXPECT_EQ(chosen_with([](Problem& o) { o.kv_scales = ScaleKind::token; }), "forward/portable");
 }

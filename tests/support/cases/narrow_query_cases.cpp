@@ -47,6 +47,15 @@ std::vector<Case> narrow_query_cases(Dtype dtype) {
   add("q8_head_dim_24", e4m3, ScaleKind::head, [](Case&, Problem& p) { p.head_dim = 24, p.head_dim_v = 40; });
   add("q8_wide", e4m3, ScaleKind::head, [](Case&, Problem& p) { p.head_dim = 256, p.causal = true; });
   add("q8_one_query", e4m3, ScaleKind::head, [](Case&, Problem& p) { p.seq_q = 1, p.heads_q = 8; });
+  add("q8_alibi", e4m3, ScaleKind::head, [](Case&, Problem& p) { p.alibi = true, p.causal = true, p.seq_q = 131; });
+  add("q8_alibi_both_ways", e5m2, ScaleKind::none,
+      [](Case&, Problem& p) { p.alibi = true, p.sink = true, p.head_dim = 128, p.seq_kv = 400; });
+  add("q8_sink", e4m3, ScaleKind::head, [](Case& c, Problem& p) {  // rows that see no key, and a NaN in a value
+    p.sink = true, p.causal = true, p.seq_q = 200, p.seq_kv = 131, c.nan_value = 60;
+  });
+  add("q8_sink_used", e4m3, ScaleKind::tensor, [](Case& c, Problem& p) {
+    p.sink = true, p.batch = 2, p.seqused_q = p.seqused_kv = true, c.seqused_q = {67, 40}, c.seqused_kv = {60, 131};
+  });
   add("q8_no_keys", e4m3, ScaleKind::none, [](Case&, Problem& p) { p.seq_kv = 0; });
   return cases;
 }
