@@ -1,9 +1,10 @@
-"""python bench/visualize_ladder.py results.json directory: every rung of the ladder by length, as SVG and PNG.
+"""python bench/visualize_ladder.py results.json directory: a bar a rung, and every rung by length.
 
-`flash-attention ladder --update` calls this. PNG needs matplotlib; SVG needs nothing.
+`flash-attention ladder --update` calls this. It writes SVG and PNG. PNG needs matplotlib; SVG needs nothing.
 """
 
 import argparse
+import dataclasses
 import sys
 from pathlib import Path
 
@@ -18,7 +19,12 @@ parser.add_argument("directory", type=Path, help="where the images go")
 def main():
     arguments = parser.parse_args()
     try:
-        charts = panels.ladder_scaling_charts(report.load(arguments.results).measured())
+        results = report.load(arguments.results)
+        machine, rows = results.head["machine"]["device"], results.measured()
+        charts = [*panels.ladder_staircase(rows), *panels.ladder_scaling_charts(rows)]
+        charts = [
+            dataclasses.replace(chart, title=f"{machine}: {chart.title}") for chart in charts
+        ]  # a picture travels alone
         for path in report.write_charts(charts, arguments.directory):
             print(path)
     except (OSError, ValueError) as error:

@@ -82,6 +82,21 @@ def ladder_charts(rows):
     return charts
 
 
+def ladder_staircase(rows):
+    """One bar a rung, where most rungs were measured: a step as high as the idea is worth (the axis is logarithmic)."""
+    rows = [row for row in rows if is_rung(row["baseline"]) and row["pass"] == "forward"]
+    places = grouped(rows, lambda r: (shape_of(r["case"]), length_of(r["case"])))
+    if not places:
+        return []
+    (shape, length), group = max(places.items(), key=lambda place: (len(place[1]), place[0][1]))
+    rungs = {row["baseline"].removeprefix("ladder/"): row["tflops"] for row in group}
+    names = sorted(rungs)
+    title = f"The ladder, one bar a rung: forward, L {length}, {shape}"
+    values = {"ours": [rungs[name] for name in names]}
+    labels = [name.partition("_")[0] for name in names]
+    return [Chart("ladder staircase", title, "bars", "rung", "TFLOP/s", labels, values, log_y=True)]
+
+
 def ladder_scaling_charts(rows):
     """Every rung by length, for each choice of heads and mask that was measured at several lengths."""
     charts = []

@@ -15,7 +15,8 @@ def write(chart, path):
     if chart.kind != "heat":
         axes.set_ylabel(chart.y_label)
         axes.grid(axis="y", alpha=0.3)
-        axes.legend(fontsize=7, ncols=3)
+        if len(chart.series) > 1:
+            axes.legend(fontsize=7, ncols=3)
     figure.tight_layout()
     figure.savefig(path)
     pyplot.close(figure)
@@ -31,6 +32,8 @@ def bars(chart, axes):
         axes.bar_label(drawn, labels, fontsize=5, rotation=90, padding=2)
     axes.set_xticks(range(len(chart.x)), [str(x) for x in chart.x])
     axes.margins(y=0.15)
+    if chart.log_y:
+        axes.set_yscale("log")
 
 
 def lines(chart, axes):

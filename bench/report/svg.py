@@ -135,8 +135,9 @@ def values_of(chart):
 
 
 def bars(chart):
-    top = max(values_of(chart))
-    y_axis = Axis(0, top * 1.18, HEIGHT - BOTTOM, TOP, log=False)
+    held = values_of(chart)
+    bounds = (min(held) / 2, max(held) * 1.5) if chart.log_y else (0, max(held) * 1.18)
+    y_axis = Axis(*bounds, HEIGHT - BOTTOM, TOP, log=chart.log_y)
     parts = frame(chart, y_axis)
     slot = (WIDTH - LEFT - RIGHT) / len(chart.x)
     width = min(26, slot * 0.86 / len(chart.series))

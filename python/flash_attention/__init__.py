@@ -1,19 +1,20 @@
 """attention(q, k, v, causal=True, ...): exact attention in O(seq) memory, on CPUs and NVIDIA GPUs.
 
     from flash_attention import attention
-    out = attention(q, k, v, causal=True)      # [batch, seq, heads, head_dim]; torch, NumPy, CuPy or JAX
+    out = attention(q, k, v, causal=True)  # [batch, seq, heads, head_dim]
 
-help(attention) has all arguments: windows, masks, biases, ALiBi, soft cap, sinks, dropout, programs of scores. Besides it:
+Tensors are those of torch, NumPy, CuPy or JAX. help(attention) has all arguments: windows, masks, biases, ALiBi, soft cap,
+sinks, dropout, programs of scores. Besides it:
 
-attention_packed                sequences of different lengths, end to end
-attention_over_cache            decoding from a cache, in pages or not; merge_states, shared_prefix_attention
-flex_attention                  scores and masks as functions; create_block_mask, and_masks, or_masks; flashmask_attention
-FlashAttention                  as a torch.nn.Module; StandardAttention, MultiheadAttention
-scaled_dot_product_attention    torch's signature; register, unregister and why_torch put it in torch's place
-register_transformers           models of Hugging Face; register_flash_attn, unregister_flash_attn for `import flash_attn`
-quantize                        tensors of 8 bits; rotate
-explain                         which kernel a call gets; compile, kernels, devices, doctor, version, dropout_mask
-tune                            measures choices on this device; export_tuned, import_tuned
+    attention_packed             sequences of different lengths, end to end
+    attention_over_cache         decoding from a cache, in pages or not; merge_states, shared_prefix_attention
+    flex_attention               scores and masks as functions; create_block_mask, and_masks, or_masks; flashmask_attention
+    FlashAttention               as a torch.nn.Module; StandardAttention, MultiheadAttention
+    scaled_dot_product_attention torch's signature; register, unregister and why_torch put it in torch's place
+    register_transformers        models of Hugging Face; register_flash_attn, unregister_flash_attn for `import flash_attn`
+    quantize                     tensors of 8 bits; rotate
+    explain                      which kernel a call gets; compile, kernels, devices, doctor, version, dropout_mask
+    tune                         measures choices on this device; export_tuned, import_tuned
 
 Modules: masks, parallel (many GPUs), jax, and functions with the names of other libraries: flash_attn, flash_attn_3,
 flash_attn_4, flash_mla, flashinfer, xformers.

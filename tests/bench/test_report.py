@@ -1,5 +1,7 @@
 """The report, as text and as a browser shows it."""
 
+import itertools
+import math
 import re
 import shutil
 import subprocess
@@ -163,6 +165,25 @@ def test_rungs_stand_in_their_own_charts(files):
     assert all("ladder/00_naive" not in chart.series for chart in panels.speed_charts(rows))
     for chart in panels.ladder_charts(rows):
         assert chart.x == ["00_naive", "standard", "ours"] and chart.series == {"TFLOP/s": [1.5, 50.0, 700.0]}
+
+
+def test_the_ladder_as_a_staircase(tmp_path):
+    """A bar a rung, in their order, at the place where most of them were measured; a logarithmic axis from below the first."""
+    speeds = {"ladder/00_standard": 0.9, "ladder/02_tiles": 6.5, "ladder/10_sm80": 330.0, "ours": 700.0}
+    rows = [speed_row(4096, name, "forward", value, False) for name, value in reversed(speeds.items())]
+    rows += [
+        speed_row(8192, "ladder/00_standard", "forward", 1.0, False),
+        speed_row(4096, "ladder/b0", "backward", 2.0, False),
+    ]
+    (chart,) = panels.ladder_staircase(rows)
+    assert chart.x == ["00", "02", "10"]
+    assert chart.series == {"ours": [0.9, 6.5, 330.0]}
+    drawn = svg.draw(chart)
+    heights = [float(height) for height in re.findall(r'<rect [^>]*height="([\d.]+)" [^>]*><title>', drawn)]
+    steps = [b - a for a, b in itertools.pairwise(heights)]
+    assert steps[1] / steps[0] == pytest.approx(math.log(330.0 / 6.5) / math.log(6.5 / 0.9), rel=0.01)
+    assert {path.suffix for path in report.write_charts([chart], tmp_path)} == {".svg", ".png"}
+    assert panels.ladder_staircase([row for row in rows if row["baseline"] == "ours"]) == []
 
 
 def test_the_ladder_by_length():

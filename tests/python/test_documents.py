@@ -66,7 +66,7 @@ def test_a_guide_runs_from_top_to_bottom(page, capsys):
 
 
 def test_every_entry_has_an_example():
-    """Whatever a module offers stands in a block that the test above runs; context parallelism and tuning have pages of their own."""
+    """Whatever a module offers stands in a block that the test above runs; parallel and tune have pages of their own."""
     shown = "\n".join(text for _, text in PAGES)
     graph_or_levels = {"CUDAGraphBatchDecodeWithPagedKVCacheWrapper", "MultiLevelCascadeAttentionWrapper"}
     modules = {

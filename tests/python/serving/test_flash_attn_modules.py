@@ -1,4 +1,4 @@
-"""flash_attn.modules.mha against formulas in float64; what of flash_attn is refused; and whom register_flash_attn() convinces."""
+"""flash_attn.modules.mha against formulas in float64; what of flash_attn is refused; register_flash_attn() and metadata."""
 
 import importlib
 import importlib.metadata
@@ -148,7 +148,7 @@ def test_refusals():
         MHA(30, 4)
     with pytest.raises(ValueError, match="rotary_emb_dim: got 8"):
         MHA(32, 4, cross_attn=True, rotary_emb_dim=8)
-    with pytest.raises(NotImplementedError, match="key_padding_mask: .*unpad_input"):
+    with pytest.raises(NotImplementedError, match=r"key_padding_mask: .*unpad_input"):
         MHA(32, 4)(torch.randn(1, 2, 32), key_padding_mask=torch.ones(1, 2, dtype=torch.bool))
     with pytest.raises(ValueError, match="layer_idx: got None"):
         MHA(32, 4)(torch.randn(1, 2, 32), inference_params=SimpleNamespace(lengths_per_sample=None))

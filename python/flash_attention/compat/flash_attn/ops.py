@@ -1,6 +1,6 @@
 """Refused: flash_attn.ops is no attention."""
 
 raise ImportError(
-    "flash_attn.ops: this library computes attention alone; torch.nn.RMSNorm, LayerNorm and Linear have the same values, and "
+    "flash_attn.ops: this library computes attention alone; torch.nn.RMSNorm and LayerNorm have the same values, and "
     "torch.compile or Liger Kernel fuse them"
 )
