@@ -168,7 +168,7 @@ def test_rungs_stand_in_their_own_charts(files):
 
 
 def test_the_ladder_as_a_staircase(tmp_path):
-    """A bar a rung, in their order, at the place where most of them were measured; a logarithmic axis from below the first."""
+    """A bar a rung, in their order, where most of them were measured; a logarithmic axis."""
     speeds = {"ladder/00_standard": 0.9, "ladder/02_tiles": 6.5, "ladder/10_sm80": 330.0, "ours": 700.0}
     rows = [speed_row(4096, name, "forward", value, False) for name, value in reversed(speeds.items())]
     rows += [

@@ -275,6 +275,7 @@ ARRAYS = {
     "prod": [
         _two("prod", lambda x, y: torch.stack([x, y]).prod(), (0.0, 0.5, -2.5, 30.0, nan)),
         _two("prod bool", lambda x, y: torch.stack([x, y]).prod(), BOOLS),
+        _two("twice prod bool", lambda x, y: torch.stack([x, y]).prod() + torch.stack([x, y]).prod(), BOOLS),  # an int
     ],
     "any": [_two("any", lambda x, y: torch.stack([x, y]).any())],
     "all": [_two("all", lambda x, y: torch.stack([x, y]).all())],

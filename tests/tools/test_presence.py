@@ -1,4 +1,4 @@
-"""Whether a problem has an option of scores is asked of Features: src/plan reads it from a Problem in features.cpp alone."""
+"""Whether a problem has an option of scores is asked of Features: src/plan reads a Problem in features.cpp alone."""
 
 import re
 from pathlib import Path
