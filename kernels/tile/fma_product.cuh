@@ -10,7 +10,7 @@
 // contracted axis. Operands are read 16 bytes at a time, four neighbours along the contracted axis or four columns, by
 // lanes that cover all banks or read the same bytes. With g = lane / 4, t = lane % 4:
 //
-//   fma_rows      C += A B^T   rows g + 8 e / 2 + 16 m,  columns 8 n + 2 t + e % 2: an accumulator of mma.sync (tile/mma.cuh)
+//   fma_rows      C += A B^T   rows g + 8 e / 2 + 16 m,  columns 8 n + 2 t + e % 2, as mma.sync's (tile/mma.cuh)
 //   fma_tile      C += A B     rows g + 8 e / 2 + 16 m,  columns 16 (n / 2) + 4 t + 2 (n % 2) + e % 2
 //   fma_columns   C += A^T B   rows 4 g + e / 2 + 2 m,   columns as fma_tile
 

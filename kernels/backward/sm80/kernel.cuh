@@ -70,7 +70,8 @@ struct BackwardSm80 {
 
   tile::VisibleTiles visible_tiles;
   const unsigned P_smem = ptx::shared_address(&storage.P_dS[0]),
-                 dS_smem = ptx::shared_address(&storage.P_dS[Shape::fp32_products ? 0 : 1]), stages_smem = ptx::shared_address(&storage.stages);
+                 dS_smem = ptx::shared_address(&storage.P_dS[Shape::fp32_products ? 0 : 1]),
+                 stages_smem = ptx::shared_address(&storage.stages);
 
   __device__ __forceinline__ BackwardSm80(const AttentionArgs& arguments, SharedStorage& shared, const tile::Sequence& s,
                                           int kv_head, int first_key)
@@ -256,8 +257,9 @@ struct BackwardSm80 {
   __device__ __forceinline__ void finish() const {
     if (thread == 0) storage.repair.set(false);
     __syncthreads();  // every warp is done with K and V, and the flag is down
+    const float V_factor = (features.dropout ? args.keep_scale : 1) / Shape::weight_scale;
     const bool K_fails = put<KTile, dK_pairs>(dK, K_smem, args.scale / Shape::weight_scale, dim / 16);
-    const bool V_fails = put<VTile, dV_pairs>(dV, V_smem, (features.dropout ? args.keep_scale : 1) / Shape::weight_scale, dim_v / 16);
+    const bool V_fails = put<VTile, dV_pairs>(dV, V_smem, V_factor, dim_v / 16);
     if (Shape::repairs_rows && (K_fails || V_fails)) storage.repair.set(true);
     __syncthreads();  // dK, dV and the flag are in shared memory
     const auto dK_rows = tile::key_rows<Element, features>(args.dK, sequence, kv_head_idx).from(kv_begin);

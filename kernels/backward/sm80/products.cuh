@@ -78,7 +78,8 @@ __device__ __forceinline__ void multiply_columns(float (&C)[m_tiles][blocks][4],
 template <Features features, typename TileA, typename TileB, int rows, int m_tiles, int blocks>
 __device__ __forceinline__ void multiply(float (&C)[m_tiles][blocks][4], unsigned A_smem, int row, unsigned B_smem,
                                          int first, int lane, int pairs) {
-  if constexpr (features.fp32_products) return tile::fma_tile<TileA, TileB, rows>(C, A_smem, row, B_smem, first, lane, pairs);
+  if constexpr (features.fp32_products)
+    return tile::fma_tile<TileA, TileB, rows>(C, A_smem, row, B_smem, first, lane, pairs);
   const unsigned A_address = tile::a_address<TileA>(A_smem, row, lane);
   const auto load_a = [&](unsigned(&A)[4], int m, int k) {
     ptx::ldmatrix_x4(A, TileA::step(A_address, 2 * k) + m * 16 * 128);

@@ -36,9 +36,9 @@ struct BackwardSm80Shape {
   // A NaN or Inf that is hidden from some rows reaches them through 0 * NaN; such rows are done again. So are those that
   // see an Inf in two parts.
   static constexpr bool repairs_rows = tile::Score<features>::hides || features.dropout || floats;
-  // Tensor cores keep nothing below 2^-136, red.global.add nothing below 2^-126. So the factors P and dS of tensor cores, and
-  // the sums of dQ, are this many times as large as they are; dK, dV and dQ are divided by it at the end. What overflows is
-  // done again.
+  // Tensor cores keep nothing below 2^-136, red.global.add nothing below 2^-126. So the factors P and dS of tensor cores,
+  // and the sums of dQ, are this many times as large as they are; dK, dV and dQ are divided by it at the end. What overflows
+  // is done again.
   static constexpr float weight_scale = split ? 0x1p24f : 1, query_scale = floats ? 0x1p24f : 1;
   using Element = ptx::Element<type>;
   static_assert(block_q % 32 == 0 && block_kv % 32 == 0);

@@ -30,9 +30,8 @@ std::vector<Case> telling_cases() {
     for (const Case& c : narrow_query_cases(Dtype::float16)) cases.push_back(c);
     return cases;
   }
-  const std::set<std::string> telling{"q8_plain",  "q8_head",    "q8_window", "q8_softcap",
-                                      "q8_packed", "q8_growing", "q8_nan",    "q8_wide",
-                                      "q8_alibi",  "q8_alibi_both_ways", "q8_sink", "q8_sink_used"};
+  const std::set<std::string> telling{"q8_plain",  "q8_head",  "q8_window", "q8_softcap",         "q8_packed", "q8_growing",
+                                      "q8_nan",    "q8_wide",  "q8_alibi",  "q8_alibi_both_ways", "q8_sink",   "q8_sink_used"};
   std::erase_if(cases, [&](const Case& c) { return !telling.contains(c.name); });
   return cases;
 }
