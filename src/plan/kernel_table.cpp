@@ -18,9 +18,20 @@ std::span<const KernelEntry> kernel_table() {
   // Never destroyed: a call may come from a destructor at the end of the process.
   static const std::vector<KernelEntry>& table = *[] {
     auto& rows = *new std::vector<KernelEntry>;
-    for (auto family : {cpu_kernels, mla_kernels, decode_kernels, sm90_fp8_kernels, sm90_kernels, sm80_kernels,
-                        tf32_kernels, fp32_kernels, portable_kernels, standard_kernels, ladder_kernels,
-                        cpu_ladder_kernels}) {
+    for (auto family : {
+             cpu_kernels,
+             mla_kernels,
+             decode_kernels,
+             sm90_fp8_kernels,
+             sm90_kernels,
+             sm80_kernels,
+             tf32_kernels,
+             fp32_kernels,
+             portable_kernels,
+             standard_kernels,
+             ladder_kernels,
+             cpu_ladder_kernels,
+         }) {
       const auto entries = family();
       rows.insert(rows.end(), entries.begin(), entries.end());
     }
