@@ -60,7 +60,8 @@ def check(name: str, folder: Path) -> None:
 def renew(name: str) -> None:
     path = FOLDER / f"{name}.patch"
     head = path.read_text().partition("\ndiff --git")[0]
-    diff = subprocess.run(["git", "diff", "HEAD~1", "HEAD"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    command = ["git", "diff", "-U1", "HEAD~1", "HEAD"]  # little context: it is to apply after other changes, too
+    diff = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
     path.write_text(head + "\n" + diff)
 
 
