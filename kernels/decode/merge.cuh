@@ -227,9 +227,17 @@ __device__ __forceinline__ void merge_parts(const FinishRows<config>& out, const
   using Pair = typename Rows::Pair;
   using Row = typename Rows::Row;
   constexpr bool splits = config.split_tiles > 0;
-  constexpr int together = config.block_q > 16 || config.head_dim_v > 128 || splits ? 4 : 8;  // as registers allow
+  // Of a wide head there are few rows, and a row takes long: two warps have half of its columns each, unless one has to see
+  // the whole row.
+  constexpr bool wide = DecodeLayout(config).column_warps > 1 && !config.features.latent;
+  constexpr int together =
+      !wide && (config.block_q > 16 || config.head_dim_v > 128 || splits) ? 4 : 8;  // as registers allow
+  constexpr bool halves = wide && !Rows::repairs_rows && !into_first;
+  constexpr int half_columns = tile::round_up(tile::ceil_div(config.head_dim_v, 2), 128);
   float* factors = out.storage.factors[out.warp];
-  for (int row = out.warp; row < out.num_rows(); row += Rows::warps) {
+  for (int unit = out.warp; unit < out.num_rows() * (halves ? 2 : 1); unit += Rows::warps) {
+    const int row = halves ? unit / 2 : unit, first_column = halves ? unit % 2 * half_columns : 0;
+    const int end_column = halves ? tile::min(first_column + half_columns, config.head_dim_v) : config.head_dim_v;
     int slot = 0;  // a split's slot takes divisions: each lane computes one of 32
     const auto load = [&](Four(&values)[together], int x, int column) {
       if (splits && (x - begin) % 32 == 0) slot = slot_at(tile::min(x + out.lane, end - 1));
@@ -241,8 +249,8 @@ __device__ __forceinline__ void merge_parts(const FinishRows<config>& out, const
       }
     };
     Four values[together];
-    load(values, begin, 4 * out.lane);     // in flight while the statistics are merged
-    float max = -tile::infinity, sum = 0;  // over this lane's parts, then over all
+    load(values, begin, first_column + 4 * out.lane);  // in flight while the statistics are merged
+    float max = -tile::infinity, sum = 0;              // over this lane's parts, then over all
     const int own =
         config.split_tiles > 0 ? begin + (out.lane - begin % 32 + 32) % 32 : begin + out.lane;  // this lane's first
     for (int x = own; x < end; x += 32) {
@@ -273,15 +281,15 @@ __device__ __forceinline__ void merge_parts(const FinishRows<config>& out, const
       if (out.lane == 0) ptx::store_global(reinterpret_cast<Pair*>(part), Pair{{max, sum}});
     } else {
       factor = out.finish_row(place, max, sum, lse);
-      if (out.lane == 0) out.write_lse(place, lse);
+      if (out.lane == 0 && first_column == 0) out.write_lse(place, lse);
     }
     bool finite = true;
-    for (int first = 0; first < config.head_dim_v; first += 128) {
+    for (int first = first_column; first < end_column; first += 128) {
       const int column = first + 4 * out.lane;
       Four total{};
       for (int x = begin; x < end; x += together) {
         if (x != begin) ptx::path<"decode/sm80 more parts">();
-        if (x != begin || first != 0) load(values, x, column);
+        if (x != begin || first != first_column) load(values, x, column);
 #pragma unroll
         for (int u = 0; u < together; ++u) {
           if (x + u >= end) continue;

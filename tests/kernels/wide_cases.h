@@ -51,6 +51,16 @@ inline std::vector<Case> loops_of_wide_heads() {
   };
 }
 
+/// Keys in pages that two blocks share, on request: tiles of 128 x 128.
+inline std::vector<Case> pairs_of_wide_pages() {
+  return {
+      wide("wide_pages_in_pairs", 512, 512, 256, 401,
+           [](Case& c, Problem&) { put_in_pages(c, 128, {401, 190}); }),
+      wide("wide_pages_in_uneven_pairs", 512, 320, 577, 650,
+           [](Case& c, Problem& p) { p.causal = true, put_in_pages(c, 64, {590, 650}); }),
+  };
+}
+
 /// What forward/sm80 takes of them.
 inline std::vector<Case> wide_heads_of_mma() {
   std::vector<Case> cases;
@@ -81,10 +91,6 @@ inline std::vector<Case> pages_of_wide_heads() {
              p.causal = true, c.nan_value = 250;
              put_in_pages(c, 256, {290});
            }),
-      wide("wide_pages_in_pairs", 512, 512, 256, 401,  // of two blocks
-           [](Case& c, Problem&) { put_in_pages(c, 128, {401, 190}); }),
-      wide("wide_pages_in_uneven_pairs", 512, 320, 577, 650,
-           [](Case& c, Problem& p) { p.causal = true, put_in_pages(c, 64, {590, 650}); }),
       wide("wide_small_pages", 264, 512, 0, 0,
            [](Case& c, Problem& p) {
              p.seq_kv = 401, put_in_pages(c, 48, {60, 131, 17, 401});

@@ -16,7 +16,9 @@ template <ForwardConfig config>
 struct WidePages {
   using S = Shape<config>;
   static constexpr int rows = config.page_rows, boxes = S::block_kv / rows;
-  static constexpr bool holds_pages = boxes <= 2;  // else entries are read again where they are used; they are in L1
+  // A lane has registers for the pages of a block of K and, where they are few, for those of the block of V behind it. Else
+  // entries are read again where they are used; they are in L1. An array is indexed by constants alone, to be in registers.
+  static constexpr bool holds_keys = boxes <= 8, holds_values = boxes <= 2;
   static_assert(rows % S::value_rows == 0 && S::block_kv % rows == 0, "the planner refuses smaller pages");
 
   /// A block of keys.
@@ -24,19 +26,17 @@ struct WidePages {
     const int* entry;  // of the page table, for the block's first box
     int row;           // of its page
     int first, end;    // boxes, counted from there, that have a key which some query of the tile sees
-    int pages[holds_pages ? boxes : 1];
+    int pages[holds_values ? boxes : 1];
 
     /// If no query sees a key of the box, the table's entry may be anything and is not read; the box gets a coordinate
     /// outside of the tensor, which TMA reads as zeros.
     __device__ __forceinline__ int look_up(int box, const int* its_entry) const {
       return box >= first && box < end ? *its_entry : -1;
     }
-    __device__ __forceinline__ int page(int box, const int* its_entry) const {
-      return holds_pages ? pages[box] : look_up(box, its_entry);
-    }
   };
 
   Place place{};  // of the block whose K is loaded next
+  int pages[holds_keys ? boxes : 1];
   int kv_head = 0;
 
   /// The first block of a tile.
@@ -72,24 +72,24 @@ struct WidePages {
   __device__ __forceinline__ void load_keys(const AttentionArgs& args, typename S::Element* to, ptx::Mbarrier& full,
                                             int chunk) const {
     if constexpr (S::cluster > 1) {
-      static_assert(S::cluster == 1 || (boxes == 2 && holds_pages));
+      static_assert(S::cluster == 1 || boxes == 2);
       const int rank = static_cast<int>(ptx::cluster_rank());
       const int row = rank == 0 ? place.row : place.row + rows < args.page_size ? place.row + rows : 0;
       ptx::tma_multicast_4d(to + rank * rows * chunk_dim, args.maps[map_K], full, both_blocks, chunk * chunk_dim, row,
-                            kv_head, place.pages[rank]);
+                            kv_head, rank == 0 ? pages[0] : pages[boxes - 1]);
       return;
     }
-    for_boxes(args, place, [&](int box, int row, const int* entry) {
+    for_boxes<holds_keys>(args, place, [&](int box, int row, const int* entry) {
       ptx::tma_load_4d(to + box * rows * chunk_dim, args.maps[map_K], full, chunk * chunk_dim, row, kv_head,
-                       place.page(box, entry));
+                       holds_keys ? pages[box] : place.look_up(box, entry));
     });
   }
 
   /// load(row, page) for each stage of V of a block, in order.
   template <typename Load>
   __device__ __forceinline__ static void for_value_stages(const AttentionArgs& args, const Place& block, const Load& load) {
-    for_boxes(args, block, [&](int box, int row, const int* entry) {
-      const int page = block.page(box, entry);
+    for_boxes<holds_values>(args, block, [&](int box, int row, const int* entry) {
+      const int page = holds_values ? block.pages[box] : block.look_up(box, entry);
 #pragma unroll 1
       for (int begin = 0; begin < rows; begin += S::value_rows) load(row + begin, page);
     });
@@ -97,16 +97,20 @@ struct WidePages {
 
  private:
   __device__ __forceinline__ void find_pages(const AttentionArgs& args) {
-    if constexpr (holds_pages) {
-      for_boxes(args, place, [&](int box, int, const int* entry) { place.pages[box] = place.look_up(box, entry); });
+    if constexpr (holds_keys) {
+      for_boxes<true>(args, place, [&](int box, int, const int* entry) { pages[box] = place.look_up(box, entry); });
+    }
+    if constexpr (holds_values) {
+#pragma unroll
+      for (int box = 0; box < boxes; ++box) place.pages[box] = pages[box];
     }
   }
 
-  template <typename Visit>
+  template <bool unrolled, typename Visit>
   __device__ __forceinline__ static void for_boxes(const AttentionArgs& args, const Place& block, const Visit& visit) {
     int row = block.row;
     const int* entry = block.entry;
-#pragma unroll(holds_pages ? boxes : 1)
+#pragma unroll(unrolled ? boxes : 1)
     for (int box = 0; box < boxes; ++box) {
       visit(box, row, entry);
       row += rows;

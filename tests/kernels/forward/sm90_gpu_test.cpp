@@ -16,6 +16,14 @@ TEST_P(ForwardSm90, KeepsTheContract) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Half, ForwardSm90, ::testing::ValuesIn(contract_cases(Dtype::float16)), case_name);
+using PairsOfWidePages = ::testing::TestWithParam<Case>;
+
+TEST_P(PairsOfWidePages, KeepTheContract) {
+  REQUIRE_GPU(90);
+  check(GetParam(), {.device = gpu, .kernel = "forward/sm90", .tile = TileSize{128, 128}});
+}
+
+INSTANTIATE_TEST_SUITE_P(Loops, PairsOfWidePages, ::testing::ValuesIn(pairs_of_wide_pages()), case_name);
 INSTANTIATE_TEST_SUITE_P(Wide, ForwardSm90, ::testing::ValuesIn(loops_of_wide_heads()), case_name);
 INSTANTIATE_TEST_SUITE_P(WidePages, ForwardSm90, ::testing::ValuesIn(pages_of_wide_heads()), case_name);
 INSTANTIATE_TEST_SUITE_P(BFloat, ForwardSm90, ::testing::ValuesIn(contract_cases(Dtype::bfloat16)), case_name);

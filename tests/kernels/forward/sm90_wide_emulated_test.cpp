@@ -23,6 +23,18 @@ std::vector<Case> lists_of_wide_heads() {
 }
 
 INSTANTIATE_TEST_SUITE_P(Loops, ForwardSm90Wide, ::testing::ValuesIn(loops_of_wide_heads()), case_name);
+using PairsOfWidePages = ::testing::TestWithParam<Case>;
+
+TEST_P(PairsOfWidePages, KeepTheContract) {
+  emulator::set_seed(std::hash<std::string>{}(GetParam().name));
+  emulator::set_num_sms(2);
+  check(GetParam(), {.device = {.kind = DeviceKind::emulator, .emulated_arch = 90},
+                     .kernel = "forward/sm90",
+                     .tile = TileSize{128, 128}});
+  emulator::set_num_sms(0);
+}
+
+INSTANTIATE_TEST_SUITE_P(Loops, PairsOfWidePages, ::testing::ValuesIn(pairs_of_wide_pages()), case_name);
 INSTANTIATE_TEST_SUITE_P(Pages, ForwardSm90Wide, ::testing::ValuesIn(pages_of_wide_heads()), case_name);
 INSTANTIATE_TEST_SUITE_P(Lists, ForwardSm90Wide, ::testing::ValuesIn(lists_of_wide_heads()), case_name);
 

@@ -175,7 +175,8 @@ Sm90Tile choose_tile(const Request& r) {
   const Problem& p = r.problem;
   if (is_wide(p)) {
     const std::int64_t row_tiles = (p.seq_q + 63) / 64;
-    const bool in_pairs = row_tiles % 2 == 0 || row_tiles > 8;  // few rows are lost
+    // Few rows are lost. Clusters were slower with pages when that was timed: docs/lab/forward_sm90_wide.md.
+    const bool in_pairs = (row_tiles % 2 == 0 || row_tiles > 8) && p.page_size == 0;
     const int block_q = in_pairs && reject_cluster(r.features, p).empty() ? 128 : 64;
     return {block_q, abi::forward_sm90_wide_keys, asked_config(r, {64, abi::forward_sm90_wide_keys}).num_stages};
   }
