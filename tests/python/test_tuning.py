@@ -39,7 +39,8 @@ for _ in range(3):
     program = """
 import json, flash_attention
 seen = []
-results = flash_attention.tune("calls.jsonl", device="cpu", budget=20, progress=lambda *now: seen.append(now), export="t.json")
+show = lambda *now: seen.append(now)
+results = flash_attention.tune("calls.jsonl", device="cpu", budget=20, progress=show, export="t.json")
 again = flash_attention.tune("calls.jsonl", device="cpu", budget=20, progress=False)
 print(json.dumps([results, seen, again, flash_attention.import_tuned("t.json", device="cpu")]))
 """

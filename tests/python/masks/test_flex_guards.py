@@ -140,6 +140,16 @@ def _type_of_a_tensor():
     return lambda s, b, h, i, j: s + held[h], lambda: setattr(held, "data", torch.zeros(3, dtype=torch.float16))
 
 
+def _shape_of_a_tensor():
+    held = torch.zeros(3)
+    return lambda s, b, h, i, j: s * held.shape[0] + held[h], lambda: setattr(held, "data", torch.zeros(5))
+
+
+def _whether_a_tensor_is_learned():
+    held = torch.zeros(3)
+    return lambda s, b, h, i, j: s * (2.5 if held.requires_grad else 9.5) + held[h], held.requires_grad_
+
+
 def _state_of_torch():
     return lambda s, b, h, i, j: s * (3.5 if torch.is_grad_enabled() else 9.5), lambda: torch.set_grad_enabled(False)
 
