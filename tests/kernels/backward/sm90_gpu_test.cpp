@@ -52,7 +52,7 @@ std::vector<Case> packed_columns() {
   std::vector<Case> cases;
   std::mt19937 random(20);
   const auto below = [&](int end) { return static_cast<std::int32_t>(random() % static_cast<unsigned>(end)); };
-  for (int n = 0; n < 48; ++n) {
+  for (int n = 0; n < 16; ++n) {
     std::vector<std::int32_t> q(5), kv(5);
     for (int i = 0; i < 5; ++i) q[i] = below(4) == 0 ? 0 : 1 + below(300), kv[i] = below(4) == 0 ? q[i] : below(300);
     q[below(5)] = 1 + below(300);
