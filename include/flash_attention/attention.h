@@ -61,6 +61,11 @@ struct Buffers {
   void* dbias = nullptr;        ///< dense [batch|1, heads_q|1, seq_q|1, seq_kv], 1 where bias broadcasts; may be null
   float* dsink = nullptr;       ///< [heads_q]; may be null
   float* const* program_gradients = nullptr;  ///< Problem::program_gradients: as many pointers as tensors; float32, dense
+
+  const std::int32_t* key_list = nullptr;    ///< Problem::key_list
+  const std::int32_t* key_counts = nullptr;  ///< KeyList::counts; as key_list without its last axis
+  float* row_max = nullptr;                  ///< with key_list, forward: the largest score of each row, -inf if there is none;
+                                             ///< layout of lse, without the sink; may be null
 };
 
 /// What a GPU finds out about the masks of a call before it attends, kept for later calls: docs/masks.md, "Prepared masks".

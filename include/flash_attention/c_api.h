@@ -97,6 +97,9 @@ typedef struct flash_attention_problem {
   flash_attention_strides q_scale_strides;
   int64_t attention_chunk; /* 0 = none */
   int32_t precision;
+  int32_t key_list_kind; /* lists of keys, KeyList of problem.h: 0 = none, 1 = of keys, 2 = of blocks */
+  int64_t key_list_entries, key_list_heads, key_list_block_q, key_list_block_kv;
+  int32_t key_list_counts; /* buffers have key_counts */
 } flash_attention_problem;
 
 typedef struct flash_attention_buffers {
@@ -120,6 +123,8 @@ typedef struct flash_attention_buffers {
   float* const* program_gradients;
   const float *k_scale, *v_scale;
   const float* q_scale;
+  const int32_t *key_list, *key_counts;
+  float* row_max;
 } flash_attention_buffers;
 
 typedef struct flash_attention_options {

@@ -87,6 +87,26 @@ struct BlockMask {
   friend bool operator==(const BlockMask&, const BlockMask&) = default;
 };
 
+/// What the entries of a list of keys are.
+enum class KeyListKind : std::uint8_t {
+  none,    ///< there are no lists
+  keys,    ///< keys; one that stands twice in a list counts twice
+  blocks,  ///< blocks of keys; one that stands twice counts once
+};
+
+/// Which keys a query attends to, by lists: int32 [batch, ceil(seq_q / block_q), heads, entries], packed [total_q, heads,
+/// entries], dense. Each list serves block_q neighbouring queries. An entry outside of its sequence is no key.
+struct KeyList {
+  KeyListKind kind = KeyListKind::none;
+  std::int64_t entries = 0;   ///< of a list
+  std::int64_t heads = 1;     ///< 1: one list for all heads; heads_kv; with blocks also heads_q
+  std::int64_t block_q = 1;   ///< blocks: queries that share a list; 1 in a packed problem
+  std::int64_t block_kv = 1;  ///< blocks: keys of an entry
+  bool counts = false;        ///< Buffers::key_counts says how many entries of a list count
+
+  friend bool operator==(const KeyList&, const KeyList&) = default;
+};
+
 /// What is to be computed: sizes, strides and options, no pointers. Comparable, hashable, printable.
 ///
 ///     S = scale * Q K^T;  S = softcap * tanh(S / softcap);  S += bias;  S -= slope * |i + seq_kv - seq_q - j|
@@ -163,6 +183,8 @@ struct Problem {
 
   Precision precision = Precision::automatic;  ///< of float32 on a GPU
 
+  KeyList key_list{};  ///< a query sees no key that is not in its list
+
   friend bool operator==(const Problem&, const Problem&) = default;
 };
 
@@ -174,6 +196,7 @@ FLASH_ATTENTION_API std::string_view to_string(Pass pass);
 FLASH_ATTENTION_API std::string_view to_string(Alignment alignment);
 FLASH_ATTENTION_API std::string_view to_string(ScaleKind kind);
 FLASH_ATTENTION_API std::string_view to_string(Precision precision);
+FLASH_ATTENTION_API std::string_view to_string(KeyListKind kind);
 FLASH_ATTENTION_API std::size_t size_of(Dtype dtype);
 
 /// Multiplications and additions that the visible scores need: 2 * (head_dim + head_dim_v) a score, 2.5 times that for

@@ -110,6 +110,15 @@ struct AttentionArgs {
   ScaleView Q_scale;  // of (sequence, key head) or of all
 
   int chunk;  // positions that see each other; meaningful where Features says so
+
+  // Lists of keys; meaningful where Features says so.
+  const int* key_list;    // [batch, rows of lists, list_heads, list_entries], packed [total_q, list_heads, list_entries]
+  const int* key_counts;  // the same without the last axis; may be null
+  int list_entries;
+  int list_heads;    // 1, heads_kv or heads_q
+  int list_block_q;  // queries that share a list
+  int list_block_kv;
+  float* row_max;  // layout of lse; may be null
 };
 
 static_assert(sizeof(TensorMap) == 128 && sizeof(TensorView) == 32 && sizeof(ScoreView) == 32);

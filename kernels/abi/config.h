@@ -47,6 +47,8 @@ struct Features {
   bool q_scales = false;               // and has scales
   bool one_product = false;            // float32 on tensor cores: a product is one of 11 bits each, not three
   bool fp32_products = false;          // float32 in the kernels for tensor cores: products are on CUDA cores
+  bool key_list = false;               // a query sees the keys of its list alone
+  bool key_set = false;                // of blocks of keys, in which one counts once
 
   constexpr bool has_window() const { return window_left || window_right; }
   /// The rows or keys of a sequence may be fewer than those of the tensors.
@@ -60,7 +62,7 @@ struct Features {
   constexpr bool has_tile_map() const { return has_mask_data() || mask_map || precomputed_mask_bits; }
   /// Keys may be hidden from some queries and not from others.
   constexpr bool hides_keys() const {
-    return has_window() || mask || left_padding || score_hides || has_mask_data() || precomputed_mask_bits;
+    return has_window() || mask || left_padding || score_hides || has_mask_data() || precomputed_mask_bits || key_list;
   }
   /// Something is done to each score by itself: it is modified, hidden or dropped.
   constexpr bool touches_scores() const { return modifies_scores() || mask || dropout || has_tile_map(); }

@@ -77,6 +77,7 @@ struct DecodeLayout {
 
 /// Whether all items have the same tiles of keys, which the host knows, too.
 constexpr bool decode_items_are_alike(const Features& features) {
+  if (features.key_list) return !features.packed;  // as many as a list has entries
   return !features.packed && !features.seqused_q && !features.seqused_kv && !features.key_lengths &&
          !features.left_padding && !features.window_left && !features.window_right;
 }

@@ -17,6 +17,9 @@ enum class SharedRegion : int {
 /// Of every backward pass on a GPU that takes delta in the layout of lse. In backward/sm90 for dbias and dsink alone.
 enum class BackwardRegion : int { delta = 0 };
 
+/// The inverse of lists of keys: backward/listed.cuh.
+enum class BackwardListedRegion : int { counts = 1, begins = 2, lists = 3 };
+
 /// Whole tiles of fp32: backward/query_sums.cuh.
 enum class BackwardSm80Region : int { dQ = 1 };
 

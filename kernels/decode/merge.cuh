@@ -118,7 +118,8 @@ struct FinishRows {
   static constexpr int warps = config.num_warps, columns = layout.merge_columns;
   static constexpr int dim_v = DecodeLayout::value_columns(config);  // of a warp
   static constexpr bool narrow = is_narrow(key_type(features));
-  static constexpr bool repairs_rows = tile::Score<features>::hides;
+  // The rows of a list see the same keys: nothing hidden has been multiplied.
+  static constexpr bool repairs_rows = tile::Score<features>::hides && !features.key_list;
   static constexpr bool shares_items = config.item_blocks != 1 && !config.strided_items;  // with other blocks
   using Element = ptx::Element<features.dtype>;
   using Four = ptx::Vector<float, 4>;
@@ -155,11 +156,11 @@ struct FinishRows {
     int head_idx;
   };
   __device__ __forceinline__ Row row_of(int row) const {
-    const int packed = item.row_tile * config.block_q + row;
+    const int packed = item.first_row() + row;
     return {packed / config.group, item.kv_head_idx * config.group + packed % config.group};
   }
   __device__ __forceinline__ int num_rows() const {
-    return tile::min(config.block_q, sequence.rows_q * config.group - item.row_tile * config.block_q);
+    return item.end_row(sequence.rows_q * config.group) - item.first_row();
   }
 
   /// Returns the factor for the row's sums, 0 if the row sees no key; also computes lse.
@@ -184,6 +185,15 @@ struct FinishRows {
   __device__ __forceinline__ void write_lse(const Row& row, float lse) const {
     if (args.lse == nullptr) return;
     ptx::store_global(args.lse + tile::statistics_offset<features>(args, sequence, row.head_idx) + row.query, lse);
+  }
+  /// With lists: the largest score, from that of exponents of two. Called by one lane.
+  __device__ __forceinline__ void write_row_max(const Row& row, float max_log2) const {
+    if constexpr (features.key_list) {
+      if (args.row_max == nullptr) return;
+      constexpr float ln_2 = 0.693147180559945309f;
+      ptx::store_global(args.row_max + tile::statistics_offset<features>(args, sequence, row.head_idx) + row.query,
+                        row.query < sequence.len_q ? max_log2 * ln_2 : -tile::infinity);
+    }
   }
   /// Writes four neighbouring columns of a row; returns whether all are finite.
   __device__ __forceinline__ bool write_four(const Row& row, int column, const Four& sum, float factor) const {
@@ -281,7 +291,7 @@ __device__ __forceinline__ void merge_parts(const FinishRows<config>& out, const
       if (out.lane == 0) ptx::store_global(reinterpret_cast<Pair*>(part), Pair{{max, sum}});
     } else {
       factor = out.finish_row(place, max, sum, lse);
-      if (out.lane == 0 && first_column == 0) out.write_lse(place, lse);
+      if (out.lane == 0 && first_column == 0) out.write_lse(place, lse), out.write_row_max(place, max);
     }
     bool finite = true;
     for (int first = first_column; first < end_column; first += 128) {

@@ -2,7 +2,8 @@
 
 // How the decode kernels divide work.
 //
-//   item:  block_q rows of one key head of one sequence, and the tiles of keys that these rows see
+//   item:  block_q rows of one key head of one sequence, and the tiles of keys that these rows see. With lists of keys (a
+//          list for each query) the rows are those of one query, and a tile is 64 entries of its list
 //   run:   the tiles of one thread block. Write the tiles of all items one after another; each block takes an equal run of
 //          consecutive tiles. A run may begin or end within an item; then several blocks share the item, and their parts
 //          are merged (decode/merge.cuh, decode/cluster_merge.cuh)
@@ -54,11 +55,28 @@ struct Item {
     return tile == first_tile || (config.split_tiles > 0 && tile % config.split_tiles == 0);
   }
 
+  /// With lists: tiles of the rows of a query.
+  static constexpr int query_tiles = features.key_list ? tile::ceil_div(config.group, config.block_q) : 1;
+
+  /// The rows of a tile, the last one excluded, of `rows` that the key head has.
+  __device__ __forceinline__ static int first_row(int row_tile) {
+    if constexpr (!features.key_list) return row_tile * config.block_q;
+    return row_tile / query_tiles * config.group + row_tile % query_tiles * config.block_q;
+  }
+  __device__ __forceinline__ static int end_row(int row_tile, int rows) {
+    const int end = first_row(row_tile) + config.block_q;
+    if constexpr (!features.key_list) return tile::min(end, rows);
+    return tile::min(tile::min(end, (row_tile / query_tiles + 1) * config.group), rows);
+  }
+  __device__ __forceinline__ int first_row() const { return first_row(row_tile); }
+  __device__ __forceinline__ int end_row(int rows) const { return end_row(row_tile, rows); }
+
   /// Number of row tiles among which this block's items are, and the first of them: all of the sequence's, or blockIdx.y.
   __device__ __forceinline__ static int row_tiles_of(const tile::Sequence& sequence) {
     static_assert(!config.one_row_tile || !(features.packed || config.row_grid));
     if constexpr (config.one_row_tile) return 1;
-    const int tiles = tile::ceil_div(sequence.rows_q * config.group, config.block_q);
+    const int tiles = features.key_list ? sequence.rows_q * query_tiles
+                                        : tile::ceil_div(sequence.rows_q * config.group, config.block_q);
     return config.row_grid ? tile::min(1, tile::max(0, tiles - first_row_tile())) : tiles;
   }
   __device__ __forceinline__ static int first_row_tile() { return config.row_grid ? static_cast<int>(blockIdx.y) : 0; }
@@ -66,8 +84,8 @@ struct Item {
   __device__ __forceinline__ static int heads_of(const AttentionArgs& args) { return config.head_grid ? 1 : args.heads_kv; }
   __device__ __forceinline__ static int first_head() { return config.head_grid ? static_cast<int>(blockIdx.y) : 0; }
   __device__ __forceinline__ static Tokens tokens_of(const tile::Sequence& sequence, int row_tile) {
-    const int first = row_tile * config.block_q, rows = sequence.rows_q * config.group;
-    return {first / config.group, tile::ceil_div(tile::min(first + config.block_q, rows), config.group)};
+    return {first_row(row_tile) / config.group,
+            tile::ceil_div(end_row(row_tile, sequence.rows_q * config.group), config.group)};
   }
 
   /// Moves to item `idx` of all, if every key head has `row_tiles` tiles of rows.
@@ -82,7 +100,11 @@ struct Item {
   /// loaded: a block must write their zeros.
   __device__ __forceinline__ int find_tiles(const AttentionArgs& args, const tile::Sequence& sequence) {
     const Tokens tokens = tokens_of(sequence, row_tile);
-    seen = tile::Score<features>(args, sequence, 0).keys_of_any(tokens.begin, tokens.end);
+    if constexpr (features.key_list) {
+      seen = {0, args.list_entries};
+    } else {
+      seen = tile::Score<features>(args, sequence, 0).keys_of_any(tokens.begin, tokens.end);
+    }
     if (seen.begin >= seen.end) seen = {0, 0};
     first_tile = seen.begin / config.block_kv;
     end_tile = tile::max(first_tile + 1, tile::ceil_div(seen.end, config.block_kv));
@@ -314,7 +336,7 @@ template <ForwardConfig config>
 __device__ __forceinline__ void prefetch_Q(const AttentionArgs& args, const Item<config>& item) {
   if constexpr (!config.features.packed) {
     using Element = ptx::Element<config.features.dtype>;
-    const int lane = threadIdx.x % 32, packed = item.row_tile * config.block_q + lane, query = packed / config.group;
+    const int lane = threadIdx.x % 32, packed = item.first_row() + lane, query = packed / config.group;
     if (lane >= config.block_q || query >= args.seq_q) return;
     const auto* row = static_cast<const Element*>(args.Q.data) + item.batch_idx * args.Q.batch_stride +
                       query * args.Q.seq_stride +

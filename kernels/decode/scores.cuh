@@ -14,10 +14,10 @@ __device__ __forceinline__ void score_rows(float (&S)[blocks][4], const Attentio
   constexpr Features features = config.features;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const int row = row_begin + 8 * half, packed = item.row_tile * config.block_q + row;
+    const int row = row_begin + 8 * half, packed = item.first_row() + row;
     const bool exists = row < config.block_q && packed < sequence.len_q * config.group;
     // A row that does not exist reads the options of the item's first row, so its addresses are valid. It is not stored.
-    const int first = item.row_tile * config.block_q;
+    const int first = item.first_row();
     const int query = (exists ? packed : first) / config.group;
     const tile::Score<features> score(args, sequence,
                                       item.kv_head_idx * config.group + (exists ? packed : first) % config.group);

@@ -25,14 +25,16 @@ constexpr int order_of_attention[] = {
     arg_dropout_p,     arg_seed,       arg_offset,      arg_scale,        arg_layout,     arg_alignment,
     arg_deterministic, arg_return_lse, arg_kernel,      arg_score_mod,    arg_mask_mod,   arg_invariant,
     arg_tile,          arg_q_descale,  arg_k_descale,   arg_v_descale,    arg_out_dtype,
-    FLASH_ATTENTION_NAMED_OPTIONS(FLASH_ATTENTION_OPTION)};
+    FLASH_ATTENTION_NAMED_OPTIONS(FLASH_ATTENTION_OPTION)
+    arg_key_indices,   arg_key_blocks, arg_key_counts,  arg_key_block_size};
 #undef FLASH_ATTENTION_OPTION
 
 constexpr int order_of_cache[] = {
     arg_seqused_kv,  arg_page_table, arg_left_padding,    arg_cu_seqlens_q, arg_max_seqlen_q, arg_seqused_q,
     arg_causal,      arg_window,     arg_softcap,         arg_alibi_slopes, arg_mask,         arg_sink,
     arg_scale,       arg_return_lse, arg_kernel,          arg_invariant,    arg_k_scale,      arg_v_scale,
-    arg_cache_dtype, arg_latent,     arg_attention_chunk, arg_out};
+    arg_cache_dtype, arg_latent,     arg_attention_chunk, arg_out,          arg_key_indices,  arg_key_blocks,
+    arg_key_counts,  arg_key_block_size};
 
 /// Which argument each of a call's keywords is; -1 for one that is none.
 std::vector<int> places_of(PyObject* names) {

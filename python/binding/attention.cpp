@@ -63,7 +63,8 @@ constexpr int off_always[] = {alibi_slopes,  sink,          cu_seqlens_q,    cu_
                               left_padding,  k_scale,       v_scale,         q_scale,
                               arg_kernel,    arg_tile,      arg_invariant,   arg_score_mod,
                               arg_mask_mod,  arg_q_descale, arg_k_descale,   arg_v_descale,
-                              arg_out_dtype, arg_cache_dtype, arg_latent};
+                              arg_out_dtype, arg_cache_dtype, arg_latent,    key_indices,
+                              key_blocks,    key_counts,    arg_key_block_size};
 
 [[maybe_unused]] bool is_zero(const Given& given, int argument) {
   PyObject* const value = given[argument];

@@ -81,7 +81,7 @@ nb::object captured_of(nb::handle program) {
 
 void run_forward(nb::tuple tensors, nb::tuple options, nb::handle out, nb::handle lse, std::uint64_t seed,
                  std::uint64_t offset, std::uintptr_t stream, nb::handle allocate, nb::handle program,
-                 const std::string& codes, bool latent, nb::handle backward, nb::handle kept) {
+                 const std::string& codes, bool latent, nb::handle backward, nb::handle kept, nb::handle row_max) {
   const Slots slots = slots_of(tensors);
   Call call(slots, options_of(options), codes, latent);
   const ProgramArguments captured(program, call);
@@ -91,6 +91,8 @@ void run_forward(nb::tuple tensors, nb::tuple options, nb::handle out, nb::handl
   }
   const Tensor result = tensor_of(out, "out", true), log_sums = optional_tensor(lse, "lse", true);
   call.set_forward(result, log_sums, seed, offset);
+  const Tensor largest = optional_tensor(row_max, "row_max", true);  // float32, as lse
+  call.buffers.row_max = static_cast<float*>(largest.data);
   run(call, false, stream, allocate, {kept, tensors, captured_of(program)});
 }
 
@@ -154,7 +156,7 @@ NB_MODULE(_core, module) {
   module.attr("version") = FLASH_ATTENTION_VERSION;
   module.def("forward", run_forward, "tensors"_a, "options"_a, "out"_a, "lse"_a.none(), "seed"_a, "offset"_a, "stream"_a,
              "allocate"_a, "program"_a = nb::none(), "codes"_a = "", "latent"_a = false, "backward"_a = nb::none(),
-             "kept"_a = nb::none());
+             "kept"_a = nb::none(), "row_max"_a = nb::none());
   module.def("backward", run_backward, "tensors"_a, "options"_a, "results"_a, "gradients"_a, "seed"_a, "offset"_a,
              "stream"_a, "allocate"_a, "program"_a = nb::none(), "kept"_a = nb::none(), "part"_a = nb::none());
   module.def("explain", explain_call, "tensors"_a, "options"_a, "backward"_a, "program"_a = nb::none(),

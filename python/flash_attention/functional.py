@@ -48,6 +48,10 @@ def attention(
     out_dtype: Any = None,
     attention_chunk: int = 0,
     precision: Literal["auto", "ieee", "fast", "tf32"] = "auto",
+    key_indices: Any = None,
+    key_blocks: Any = None,
+    key_counts: Any = None,
+    key_block_size: tuple[int, int] | None = None,
     **wrong: NoReturn,
 ) -> Any:
     """softmax(scale * q k^T + ...) v, without ever storing the scores.
@@ -96,6 +100,12 @@ def attention(
         precision: of float32 on a GPU: "fast", on tensor cores from sm_80 on, three products for one, as exact as float32;
             "tf32", one product, with 11 bits of each factor; "ieee", in float32; "auto", "fast", or what
             torch.get_float32_matmul_precision() allows. docs/numerics.md. On a CPU, and for other types, all are the same.
+        key_indices: int32 [batch, seq_q, G, entries], G = 1 or heads_kv: a query sees the keys of its list alone, besides all
+            of the above. One that stands twice counts twice; one outside of the sequence is no key. docs/sparse.md.
+        key_blocks: int32 [batch, ceil(seq_q / queries), G, entries], G = 1, heads_kv or heads_q: the same by blocks of keys
+            that a block of queries sees. One that stands twice counts once.
+        key_counts: int32, as key_indices or key_blocks without the last axis: entries from there on are not read.
+        key_block_size: (queries, keys) of key_blocks.
 
     Returns:
         out, laid out as q with head_dim_v as last size; or (out, lse). A row that sees no key is 0, its lse -inf.
@@ -105,7 +115,9 @@ def attention(
     return route()(
         q, k, v, causal, window, softcap, alibi_slopes, bias, mask, hidden_rows, block_mask, key_lengths, seqused_q,
         seqused_kv, sink, dropout_p, seed, offset, scale, layout, alignment, deterministic, return_lse, kernel, score_mod,
-        mask_mod, invariant, tile, q_descale, (k_descale, v_descale, out_dtype, attention_chunk, precision),
+        mask_mod, invariant, tile, q_descale, (
+            k_descale, v_descale, out_dtype, attention_chunk, precision, key_indices, key_blocks, key_counts, key_block_size,
+        ),
     )  # fmt: skip
 
 
@@ -148,6 +160,10 @@ def attention_packed(
     out_dtype: Any = None,
     attention_chunk: int = 0,
     precision: Literal["auto", "ieee", "fast", "tf32"] = "auto",
+    key_indices: Any = None,
+    key_blocks: Any = None,
+    key_counts: Any = None,
+    key_block_size: tuple[int, int] | None = None,
     **wrong: NoReturn,
 ) -> Any:
     """attention() for sequences of different lengths, packed end to end, without padding.
@@ -166,6 +182,8 @@ def attention_packed(
             [batch, heads_q, max_seqlen_q, max_seqlen_kv].
         hidden_rows: int32 [heads_kv, total_kv, n]; rows count inside each sequence.
         block_mask: as in attention(), with blocks that count inside each sequence, for max_seqlen_q and max_seqlen_kv.
+        key_indices, key_blocks: int32 [total_q, G, entries], of keys or blocks that count inside each sequence; key_block_size
+            is (1, keys).
 
     The other arguments are those of attention(). Returns out [total_q, heads_q, head_dim_v], or (out, lse) with lse
     float32 [heads_q, total_q].
@@ -181,7 +199,7 @@ def attention_packed(
         q, k, v, causal, window, softcap, alibi_slopes, bias, mask, hidden_rows, block_mask, key_lengths, seqused_q,
         seqused_kv, sink, dropout_p, seed, offset, scale, "bshd", alignment, (
             deterministic, return_lse, kernel, score_mod, mask_mod, invariant, tile, q_descale, k_descale, v_descale,
-            out_dtype, attention_chunk, precision,
+            out_dtype, attention_chunk, precision, key_indices, key_blocks, key_counts, key_block_size,
         ), cu_seqlens_q=cu_seqlens_q, cu_seqlens_kv=cu_seqlens_kv, max_seqlen_q=max_seqlen_q, max_seqlen_kv=max_seqlen_kv,
     )  # fmt: skip
 

@@ -88,7 +88,8 @@ def _attention(
     alibi_slopes=None, sink=None, hidden_rows=None, block_mask=None, key_lengths=None, seqused_q=None, seqused_kv=None,
     causal=False, window=(-1, -1), softcap=0.0, dropout_p=0.0, seed=None, offset=0, scale=None, layout="bshd",
     alignment="bottom_right", deterministic=False, return_lse=False, kernel=None, score_mod=None, mask_mod=None,
-    invariant=False, tile=None, q_descale=None, k_descale=None, v_descale=None, out_dtype=None, **named,
+    invariant=False, tile=None, q_descale=None, k_descale=None, v_descale=None, out_dtype=None, key_indices=None,
+    key_blocks=None, key_counts=None, key_block_size=None, **named,
 ):  # fmt: skip
     if tile is not None:
         kernel = with_tile(kernel, tile)
@@ -108,15 +109,26 @@ def _attention(
         )
     tensors = Tensors(
         q, k, v, bias, mask, alibi_slopes, sink, cu_seqlens_q, cu_seqlens_kv, seqused_q, seqused_kv, key_lengths,
-        hidden_rows, block_mask,
+        hidden_rows, block_mask, key_indices, key_blocks, key_counts,
     )  # fmt: skip
+    if key_indices is not None or key_blocks is not None:
+        _check_lists("key_indices" if key_blocks is None else "key_blocks", bias, score_mod, mask_mod)
     options = make_options(
         scale=scale, softcap=softcap, causal=causal, alignment=alignment, window=window, dropout_p=dropout_p,
         deterministic=deterministic, layout=layout, kernel=planned(kernel) if invariant else kernel,
-        max_seqlen_q=max_seqlen_q or 0, max_seqlen_kv=max_seqlen_kv or 0, block_sizes=block_sizes, **named,
+        max_seqlen_q=max_seqlen_q or 0, max_seqlen_kv=max_seqlen_kv or 0, block_sizes=block_sizes,
+        key_block_size=key_block_size, **named,
     )  # fmt: skip
     arguments = tensors, options, *check_seed(seed, offset), return_lse
     return _run(arguments, (score_mod, mask_mod), (q_descale, k_descale, v_descale, out_dtype), kept)
+
+
+def _check_lists(name, bias, score_mod, mask_mod):
+    """Refuses what lists of keys are not combined with yet."""
+    if score_mod is not None or mask_mod is not None:
+        raise NotImplementedError(f"{name}: it is not combined with score_mod, mask_mod and learned scores yet")
+    if _learns(bias):
+        raise NotImplementedError(f"bias: requires a gradient, which is not computed with {name}; detach() it")
 
 
 def _learns(number):

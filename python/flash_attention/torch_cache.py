@@ -52,6 +52,10 @@ def attention_over_cache(
     latent: bool = False,
     attention_chunk: int = 0,
     out: Tensor | None = None,
+    key_indices: Tensor | None = None,
+    key_blocks: Tensor | None = None,
+    key_counts: Tensor | None = None,
+    key_block_size: tuple[int, int] | None = None,
     **wrong: NoReturn,
 ) -> Any:
     """attention() over a cache of keys and values, in pages or not. Forward only; nothing waits for a GPU.
@@ -84,7 +88,7 @@ def attention_over_cache(
     return route()(
         q, k, v, seqused_kv, page_table, left_padding, cu_seqlens_q, max_seqlen_q, seqused_q, causal, window, softcap,
         alibi_slopes, mask, sink, scale, return_lse, kernel, invariant, k_scale, v_scale, cache_dtype, latent,
-        attention_chunk, out, (), caller=OVER_CACHE,
+        attention_chunk, out, (key_indices, key_blocks, key_counts, key_block_size), caller=OVER_CACHE,
     )  # fmt: skip
 
 
@@ -92,19 +96,20 @@ def run(
     q, k, v, *, seqused_kv=None, page_table=None, left_padding=None, cu_seqlens_q=None, max_seqlen_q=0, seqused_q=None,
     causal=False, window=(-1, -1), softcap=0.0, alibi_slopes=None, mask=None, sink=None, scale=None, return_lse=False,
     kernel=None, invariant=False, k_scale=None, v_scale=None, cache_dtype=None, latent=False, attention_chunk=0, out=None,
-    caller="attention_over_cache",
+    key_indices=None, key_blocks=None, key_counts=None, key_block_size=None, caller="attention_over_cache",
 ):  # fmt: skip
     """attention_over_cache() of any form."""
     sources = q, k, v, sink, alibi_slopes
     k, v, codes = as_bytes(k, v, cache_dtype)
     tensors = Tensors(
         q, k, v, mask=mask, alibi_slopes=_single(alibi_slopes), sink=_single(sink), cu_seqlens_q=cu_seqlens_q,
-        seqused_q=seqused_q, seqused_kv=seqused_kv, page_table=page_table, left_padding=left_padding,
+        seqused_q=seqused_q, seqused_kv=seqused_kv, key_indices=key_indices, key_blocks=key_blocks, key_counts=key_counts,
+        page_table=page_table, left_padding=left_padding,
     )  # fmt: skip
     narrow = (scale_tensor(k_scale, k.device), scale_tensor(v_scale, k.device), codes, latent)
     options = make_options(
         scale=scale, softcap=softcap, causal=causal, window=window, max_seqlen_q=max_seqlen_q or 0,
-        kernel=planned(kernel) if invariant else kernel, attention_chunk=attention_chunk,
+        kernel=planned(kernel) if invariant else kernel, attention_chunk=attention_chunk, key_block_size=key_block_size,
     )  # fmt: skip
     if out is not None:
         check_out(out, q, v)

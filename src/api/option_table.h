@@ -32,6 +32,8 @@
   X(text, kernel, "", "kernel", "a name", call, nothing)                                                    \
   X(integer, mask_block_q, 0, "block_mask", "sizes of blocks", call, nothing)                               \
   X(integer, mask_block_kv, 0, "block_mask", "sizes of blocks", call, nothing)                              \
+  X(integer, list_block_q, 0, "key_block_size", "sizes of blocks", call, nothing)                           \
+  X(integer, list_block_kv, 0, "key_block_size", "sizes of blocks", call, nothing)                          \
   FLASH_ATTENTION_NAMED_OPTIONS(X)
 
 /// The other fields of Problem, which follow from tensors: X(name, form, scores)
@@ -55,5 +57,6 @@
   X(kv_dtype, same, nothing) X(kv_scales, same, nothing)                                                    \
   X(k_scale_strides, same, nothing) X(v_scale_strides, same, nothing)                                       \
   X(latent, same, nothing)                                                                                  \
-  X(q_dtype, same, nothing) X(q_scales, same, nothing) X(q_scale_strides, same, nothing)
+  X(q_dtype, same, nothing) X(q_scales, same, nothing) X(q_scale_strides, same, nothing)                    \
+  X(key_list, parts, hides)
 // clang-format on

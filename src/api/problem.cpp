@@ -21,6 +21,8 @@ auto fields(const HiddenRows& h) { return std::tie(h.bounds, h.batch_stride, h.h
 
 auto fields(const BlockMask& m) { return std::tie(m.block_q, m.block_kv, m.batch_stride, m.head_stride, m.q_stride); }
 
+auto fields(const KeyList& l) { return std::tie(l.kind, l.entries, l.heads, l.block_q, l.block_kv, l.counts); }
+
 struct Hasher {
   std::uint64_t state = 0xcbf29ce484222325ull;
 
@@ -120,6 +122,12 @@ std::string to_string(const Problem& p) {
   if (p.mask.present) out << ", mask";
   if (p.hidden_rows.bounds != 0) out << ", hidden rows by " << p.hidden_rows.bounds;
   if (p.block_mask.block_q != 0) out << ", blocks of " << p.block_mask.block_q << 'x' << p.block_mask.block_kv;
+  if (p.key_list.kind != KeyListKind::none) {
+    out << ", lists of " << p.key_list.entries << ' ' << to_string(p.key_list.kind);
+    if (p.key_list.kind == KeyListKind::blocks) out << " of " << p.key_list.block_q << 'x' << p.key_list.block_kv;
+    if (p.key_list.heads != 1) out << " for each of " << p.key_list.heads << " heads";
+    if (p.key_list.counts) out << ", with counts";
+  }
   if (p.key_lengths) out << ", key_lengths";
   if (p.seqused_q) out << ", seqused_q";
   if (p.seqused_kv) out << ", seqused_kv";
@@ -174,6 +182,18 @@ std::string_view to_string(Pass pass) {
 
 std::string_view to_string(Alignment alignment) {
   return alignment == Alignment::bottom_right ? "bottom_right" : "top_left";
+}
+
+std::string_view to_string(KeyListKind kind) {
+  switch (kind) {
+    case KeyListKind::none:
+      return "none";
+    case KeyListKind::keys:
+      return "keys";
+    case KeyListKind::blocks:
+      return "blocks";
+  }
+  return "unknown kind";
 }
 
 std::string_view to_string(Precision precision) {

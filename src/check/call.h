@@ -66,6 +66,10 @@ class Call {
   std::vector<char> mask(std::int64_t b, std::int64_t head, std::int64_t begin, std::int64_t end, std::int64_t j,
                          std::int64_t width) const;
 
+  /// How often the lists of the rows [begin, end) name each of `width` keys from j on; all once where there are none.
+  std::vector<std::int64_t> listed(std::int64_t b, std::int64_t head, std::int64_t begin, std::int64_t end, std::int64_t j,
+                                   std::int64_t width) const;
+
   /// What the program makes of scores; null without one.
   const ProgramScore* program() const;
 

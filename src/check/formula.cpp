@@ -27,6 +27,12 @@ bool hidden_by(const std::int32_t* bounds, int count, std::int64_t i) {
   return (i >= bounds[0] && i < bounds[1]) || (count == 4 && i >= bounds[2] && i < bounds[3]);
 }
 
+std::int64_t listed(const KeyList& list, const std::int32_t* entries, std::int64_t count, std::int64_t j) {
+  std::int64_t times = 0;
+  for (std::int64_t e = 0; e < count; ++e) times += entries[e] == j / list.block_kv;
+  return list.kind == KeyListKind::blocks ? std::min<std::int64_t>(times, 1) : times;
+}
+
 double bounded_bias(double bias) { return std::isfinite(bias) ? std::clamp(bias, -2.3e38, 2.3e38) : bias; }
 
 double alibi_penalty(double slope, const Extent& extent, std::int64_t i, std::int64_t j) {

@@ -28,6 +28,9 @@ Capped capped(float softcap, double tanh);
 /// Whether the bounds of a key (HiddenRows) hide it from query i.
 bool hidden_by(const std::int32_t* bounds, int count, std::int64_t i);
 
+/// How often a list of keys names key j of its sequence. A list of blocks is a set: at most once.
+std::int64_t listed(const KeyList& list, const std::int32_t* entries, std::int64_t count, std::int64_t j);
+
 /// A finite bias stays finite: its size counts as at most 2.3e38.
 double bounded_bias(double bias);
 

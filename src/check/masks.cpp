@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cstring>
 
 #include "check/call.h"
@@ -22,6 +23,34 @@ std::vector<char> Call::mask(std::int64_t b, std::int64_t head, std::int64_t beg
   if (problem.hidden_rows.bounds != 0) hide_rows(b, head, begin, end, j, width, shown);
   if (problem.block_mask.block_q != 0) hide_blocks(b, head, begin, end, j, width, shown);
   return shown;
+}
+
+std::vector<std::int64_t> Call::listed(std::int64_t b, std::int64_t head, std::int64_t begin, std::int64_t end,
+                                       std::int64_t j, std::int64_t width) const {
+  const KeyList& list = problem.key_list;
+  std::vector<std::int64_t> times(static_cast<std::size_t>(std::max<std::int64_t>((end - begin) * width, 0)), 1);
+  if (list.kind == KeyListKind::none) return times;
+  const std::int64_t list_head = list.heads == 1 ? 0 : list.heads == problem.heads_kv ? kv_head(head) : head;
+  const std::int64_t rows = (problem.seq_q + list.block_q - 1) / list.block_q;
+  std::vector<std::int32_t> entries(static_cast<std::size_t>(list.entries));
+  for (std::int64_t i = begin; i < end; ++i) {
+    const std::int64_t row = problem.packed ? sequence(b).first_q + i : b * rows + i / list.block_q;
+    const std::int64_t at = row * list.heads + list_head;
+    std::int64_t count = list.entries;
+    if (list.counts) {
+      std::int32_t given = 0;
+      std::memcpy(&given, fetch_(buffers.key_counts + at, sizeof given, scratch_), sizeof given);
+      count = std::clamp<std::int64_t>(given, 0, list.entries);
+    }
+    if (!entries.empty()) {
+      const std::size_t bytes = entries.size() * sizeof(std::int32_t);
+      std::memcpy(entries.data(), fetch_(buffers.key_list + at * list.entries, bytes, scratch_), bytes);
+    }
+    for (std::int64_t n = 0; n < width; ++n) {
+      times[static_cast<std::size_t>((i - begin) * width + n)] = check::listed(list, entries.data(), count, j + n);
+    }
+  }
+  return times;
 }
 
 void Call::hide_rows(std::int64_t b, std::int64_t head, std::int64_t begin, std::int64_t end, std::int64_t j,

@@ -76,9 +76,12 @@ std::vector<Score> Scores::of_query(std::int64_t i) const {
     if (p_.bias.present) biases = call_.read_row(call_.biases(b_, head_, first, count), i);
     std::vector<char> mask(static_cast<std::size_t>(count), 1);
     if (call_.has_masks()) mask = call_.mask(b_, head_, i, i + 1, first, count);
+    const std::vector<std::int64_t> listed = call_.listed(b_, head_, i, i + 1, first, count);
     for (std::int64_t n = 0; n < count; ++n) {
       const auto at = static_cast<std::size_t>(n);
-      if (mask[at] != 0) add(scores, score(i, first + n, q.data(), &keys[at * p_.head_dim], biases[at]));
+      if (mask[at] == 0 || listed[at] == 0) continue;
+      const Score once = score(i, first + n, q.data(), &keys[at * p_.head_dim], biases[at]);
+      for (std::int64_t time = 0; time < listed[at]; ++time) add(scores, once);
     }
   }
   return scores;
@@ -99,9 +102,12 @@ std::vector<Score> Scores::of_key(std::int64_t j, std::int64_t begin, std::int64
     if (p_.bias.present) biases = call_.read(call_.biases(b_, head_, j, 1), first, last);
     std::vector<char> mask(static_cast<std::size_t>(count), 1);
     if (call_.has_masks()) mask = call_.mask(b_, head_, first, last, j, 1);
+    const std::vector<std::int64_t> listed = call_.listed(b_, head_, first, last, j, 1);
     for (std::int64_t n = 0; n < count; ++n) {
       const auto at = static_cast<std::size_t>(n);
-      if (mask[at] != 0) add(scores, score(first + n, j, &q[at * p_.head_dim], k.data(), biases[at]));
+      if (mask[at] == 0 || listed[at] == 0) continue;
+      const Score once = score(first + n, j, &q[at * p_.head_dim], k.data(), biases[at]);
+      for (std::int64_t time = 0; time < listed[at]; ++time) add(scores, once);
     }
   }
   return scores;

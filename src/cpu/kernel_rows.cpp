@@ -9,7 +9,7 @@
 namespace flash_attention::cpu {
 namespace {
 
-constexpr std::array<KernelRow, 12> kernel_rows{{
+constexpr std::array<KernelRow, 14> kernel_rows{{
     {.kernel = "cpu/prefill", .pass = Pass::forward, .steps = [](const KernelTable& table) { return table.prefill; }},
     {.kernel = "cpu/decode",
      .pass = Pass::forward,
@@ -34,6 +34,10 @@ constexpr std::array<KernelRow, 12> kernel_rows{{
     {.kernel = "cpu/standard",
      .pass = Pass::standard_backward,
      .steps = [](const KernelTable& table) { return table.standard_backward; }},
+    {.kernel = "cpu/listed", .pass = Pass::forward, .steps = [](const KernelTable& table) { return table.listed; }},
+    {.kernel = "cpu/listed",
+     .pass = Pass::backward,
+     .steps = [](const KernelTable& table) { return table.listed_backward; }},
     {.kernel = "ladder/c0_scalar", .pass = Pass::forward, .steps = [](const KernelTable&) { return scalar_step; }},
     {.kernel = "ladder/c1_blocked", .pass = Pass::forward, .steps = [](const KernelTable&) { return blocked_step; }},
     {.kernel = "ladder/c2_simd",

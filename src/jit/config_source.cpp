@@ -136,6 +136,8 @@ std::string to_source(const abi::Features& config) {
   MEMBER(q_scales);
   MEMBER(one_product);
   MEMBER(fp32_products);
+  MEMBER(key_list);
+  MEMBER(key_set);
   return out.done();
 }
 

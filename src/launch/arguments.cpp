@@ -99,6 +99,13 @@ abi::AttentionArgs make_arguments(const Problem& p, const Plan& plan, const Buff
   args.window_left = static_cast<int>(std::min(p.window_left, far));
   args.window_right = static_cast<int>(std::min(p.window_right, far));
   args.chunk = static_cast<int>(std::min(p.attention_chunk, far));
+  args.key_list = b.key_list;
+  args.key_counts = b.key_counts;
+  args.row_max = b.row_max;
+  args.list_entries = static_cast<int>(p.key_list.entries);
+  args.list_heads = static_cast<int>(p.key_list.heads);
+  args.list_block_q = static_cast<int>(p.key_list.block_q);
+  args.list_block_kv = static_cast<int>(p.key_list.block_kv);
   args.scale = *p.scale;
   args.softcap = p.softcap;
   args.seed = options.seed;

@@ -87,6 +87,13 @@ struct Call {
 
   const ProgramView* program = nullptr;  // may be null
 
+  const std::int32_t* key_list = nullptr;    // with list_heads != 0: [batch, rows of lists, list_heads, list_entries]
+  const std::int32_t* key_counts = nullptr;  // may be null
+  std::int64_t list_entries = 0, list_block_q = 1, list_block_kv = 1;
+  int list_heads = 0;     // 0: no lists; else 1, heads_kv or heads_q
+  bool list_set = false;  // an entry that stands twice counts once
+  float* row_max = nullptr;  // as lse; may be null
+
   int num_splits = 1;
   int blocks_together = 1;                // blocks of rows that go over the keys together
   int heads_together = 1;                 // key heads that decode reads together

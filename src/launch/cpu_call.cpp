@@ -137,6 +137,17 @@ Call make_call(const Problem& problem, const Plan& plan, int block_q, const Buff
   call.seed = options.seed;
   call.offset = options.offset;
 
+  if (problem.key_list.kind != KeyListKind::none) {
+    call.key_list = buffers.key_list;
+    call.row_max = buffers.row_max;
+    if (problem.key_list.counts) call.key_counts = buffers.key_counts;
+    call.list_entries = problem.key_list.entries;
+    call.list_block_q = problem.key_list.block_q;
+    call.list_block_kv = problem.key_list.block_kv;
+    call.list_heads = static_cast<int>(problem.key_list.heads);
+    call.list_set = problem.key_list.kind == KeyListKind::blocks;
+  }
+
   call.num_splits = plan.num_splits;
   call.blocks_together = std::max(plan.block_q / block_q, 1);
   call.heads_together = plan.cpu.heads_together;

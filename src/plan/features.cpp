@@ -40,7 +40,9 @@ abi::Features features_of(const Problem& p) {
                          .latent = p.latent,
                          .narrow_queries = *p.q_dtype != p.dtype,
                          .q_scales = p.q_scales != ScaleKind::none,
-                         .one_product = p.precision == Precision::tf32};
+                         .one_product = p.precision == Precision::tf32,
+                         .key_list = p.key_list.kind != KeyListKind::none,
+                         .key_set = p.key_list.kind == KeyListKind::blocks};
   if (!p.program.empty()) {
     const ProgramTraits program = program_traits(p);
     features.score_program = program.score;

@@ -28,6 +28,7 @@ std::span<const KernelEntry> kernel_table() {
              tf32_kernels,
              fp32_kernels,
              portable_kernels,
+             listed_kernels,
              standard_kernels,
              ladder_kernels,
              cpu_ladder_kernels,
@@ -50,6 +51,7 @@ std::string missing_option(const KernelEntry& entry, const Request& request) {
   if (features.hidden_bounds != 0 && !takes.hidden_rows) return "takes no hidden rows";
   if (features.block_mask && !takes.block_mask) return "takes no block mask";
   if (features.has_program() && !takes.programs) return "takes no program";
+  if (features.key_list && !takes.key_list) return "takes no lists of keys";
   return {};
 }
 

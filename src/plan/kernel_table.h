@@ -26,6 +26,7 @@ struct Capabilities {
   bool stages = false;          // Request::num_stages
   bool splits = false;          // Request::num_splits
   bool parts = false;           // Request::part
+  bool key_list = false;        // Problem::key_list
 };
 
 /// One row of the kernel table. The planner takes the first row that serves the pass and the device and offers a plan.
@@ -54,6 +55,7 @@ std::span<const KernelEntry> sm80_kernels();
 std::span<const KernelEntry> tf32_kernels();
 std::span<const KernelEntry> fp32_kernels();
 std::span<const KernelEntry> portable_kernels();
+std::span<const KernelEntry> listed_kernels();
 std::span<const KernelEntry> standard_kernels();
 std::span<const KernelEntry> ladder_kernels();
 std::span<const KernelEntry> cpu_ladder_kernels();

@@ -49,6 +49,9 @@ flash_attention_problem c_problem(const Problem& p) {
   c.q_scale_strides = c_strides(p.q_scale_strides);
   c.attention_chunk = p.attention_chunk;
   c.precision = static_cast<std::int32_t>(p.precision);
+  c.key_list_kind = static_cast<std::int32_t>(p.key_list.kind), c.key_list_entries = p.key_list.entries;
+  c.key_list_heads = p.key_list.heads, c.key_list_block_q = p.key_list.block_q;
+  c.key_list_block_kv = p.key_list.block_kv, c.key_list_counts = p.key_list.counts;
   return c;
 }
 
@@ -60,7 +63,7 @@ flash_attention_buffers c_buffers(const Buffers& b) {
   c.seqused_q = b.seqused_q, c.seqused_kv = b.seqused_kv, c.key_lengths = b.key_lengths;
   c.left_padding = b.left_padding, c.page_table = b.page_table;
   c.hidden_rows = b.hidden_rows, c.block_mask = b.block_mask, c.k_scale = b.k_scale, c.v_scale = b.v_scale;
-  c.q_scale = b.q_scale;
+  c.q_scale = b.q_scale, c.key_list = b.key_list, c.key_counts = b.key_counts;
   c.dout = b.dout, c.dlse = b.dlse, c.dq = b.dq, c.dk = b.dk, c.dv = b.dv, c.dbias = b.dbias, c.dsink = b.dsink;
   return c;
 }

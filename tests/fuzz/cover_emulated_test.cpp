@@ -244,7 +244,7 @@ class CoverEmulated : public ::testing::TestWithParam<Part> {
     const int max_failures = GTEST_FLAG_GET(fail_fast) ? 0 : 3;
     int begun = 0;
     bool taken = false;
-    for (GeneratedProblem& problem : problems(domain, share, array_seed(), sizes)) {
+    for (GeneratedProblem& problem : problems_of(domain, sizes)) {
       if (kernel_.ends_with("/fp32")) problem.c.problem.precision = Precision::ieee;
       if (problem.number % share == 0) {
         taken = testing::with_long_tail() || testing::rejection(problem.c, target_).empty();
@@ -259,6 +259,12 @@ class CoverEmulated : public ::testing::TestWithParam<Part> {
         failed_ += !check_problem(problem, taken_by(problem.c), expected);
       }
     }
+  }
+
+  /// Those of a domain, with lists of keys where the kernel takes nothing else.
+  std::vector<GeneratedProblem> problems_of(const Domain& domain, const Sizes& sizes) const {
+    return kernel_.ends_with("/listed") ? problems(kernel_, share, array_seed(), sizes)
+                                        : problems(domain, share, array_seed(), sizes);
   }
 
   /// What the kernel does not take goes to the planner's choice.
@@ -299,6 +305,7 @@ INSTANTIATE_TEST_SUITE_P(
         Part{"decode/sm90", 2, {many_parts, boxes_of_pages, few_rows}},
         Part{"decode/mla_sm90", 1, {latent_parts, latent_softcap}},
         Part{"forward/sm90_fp8", 1, {narrow_plain, narrow_packed}}, Part{"backward/portable", 2, {plain_64}},
+        Part{"forward/listed", 2, {}}, Part{"backward/listed", 2, {}},
         Part{"backward/sm80", 2, {plain_64, plain_128, biases, blocks_of_keys, blocks_by_heads, hidden_scores}},
         Part{"backward/sm90",
              2,

@@ -32,7 +32,7 @@ def test_readme_needs_nothing_besides(page):
     assert names["out"].shape == (2, 1024, 8, 64) and names["k"].grad.abs().sum() > 0
 
 
-PAGES = [*blocks("docs/python.md"), *blocks("docs/migration.md"), *blocks("docs/masks.md")]
+PAGES = [*blocks("docs/python.md"), *blocks("docs/migration.md"), *blocks("docs/masks.md"), *blocks("docs/sparse.md")]
 
 
 @pytest.mark.parametrize("where, text", PAGES, ids=[where for where, _ in PAGES])

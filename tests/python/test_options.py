@@ -9,7 +9,7 @@ from flash_attention.options import NUM_TENSORS, Options, Tensors, made_determin
 GIVEN = {
     "scale": 0.25, "softcap": 3.0, "causal": True, "window": (5, None), "dropout_p": 0.5, "deterministic": True,
     "max_seqlen_q": 7, "max_seqlen_kv": 9, "block_sizes": (64, 32), "attention_chunk": 11,
-    "precision": "fast",
+    "precision": "fast", "key_block_size": (3, 16),
 }  # fmt: skip
 
 
@@ -19,7 +19,7 @@ def test_every_argument_arrives_under_its_name():
         "max_seqlen_q": 7, "max_seqlen_kv": 9, "scale": 0.25, "softcap": 3.0, "causal": True, "top_left": True,
         "window_left": 5, "window_right": -1, "dropout_p": 0.5, "deterministic": True, "heads_first": True,
         "standard": False, "kernel": "cpu/prefill", "mask_block_q": 64, "mask_block_kv": 32,
-        "attention_chunk": 11, "precision": "fast",
+        "attention_chunk": 11, "precision": "fast", "list_block_q": 3, "list_block_kv": 16,
     }  # fmt: skip
     assert make_options(kernel="standard") == Options(standard=True) and make_options() == Options()
 
@@ -49,7 +49,7 @@ def test_tensors_of_a_call_arrive_under_their_names(call, monkeypatch):
 def test_an_op_takes_them_in_this_order():
     arguments = (*range(NUM_TENSORS), *Options(), "seed", "offset")
     tensors, options, rest = split(arguments)
-    assert tensors.block_mask == NUM_TENSORS - 1 and tensors.page_table is None
+    assert tensors.key_counts == NUM_TENSORS - 1 and tensors.page_table is None
     assert options == Options() and rest == ("seed", "offset")
     assert made_deterministic(options) == Options(deterministic=True)
 

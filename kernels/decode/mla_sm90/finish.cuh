@@ -130,6 +130,7 @@ struct Finish {
         constexpr Features features = config.features;
         args.lse[tile::statistics_offset<features>(args, shared.sequence, place.head_idx) + place.query] = lse;
       }
+      if (warpgroup == 0 && threadIdx.x % 4 == 0) rows_of_item.write_row_max(place, max_log2(rows, half, scales));
       if (Rows::repairs_rows && warpgroup == 0 && threadIdx.x % 4 == 0) shared.lse[row] = lse;
       factors[half] = factor;
     }

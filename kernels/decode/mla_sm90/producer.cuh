@@ -15,6 +15,7 @@
 #include "decode/mla_sm90/storage.cuh"
 #include "ptx/async.cuh"
 #include "ptx/tma.cuh"
+#include "tile/key_list.cuh"
 #include "tile/narrow_pairs.cuh"
 
 namespace flash_attention::mla {
@@ -32,12 +33,41 @@ struct Producer {
   int lane = threadIdx.x % 32;
   int page[2] = {};  // of rows `lane` and `lane` + 32 of the next part
   int page_row[2] = {};
+  int listed[2] = {};  // with lists: the keys of these rows; -1: none
 
   __device__ __forceinline__ static bool sees(const decode::Item<config>& item, int j) {
     return j >= item.seen.begin && j < item.seen.end;
   }
 
+  /// The keys that a list names, and their pages.
+  __device__ __forceinline__ void look_up_list(const decode::Cursor<config>& next) {
+    const tile::Sequence sequence = tile::make_sequence<features>(args, next.item.batch_idx);
+    const int query = next.item.row_tile / decode::Item<config>::query_tiles;
+    const tile::KeyListView list(args, sequence, features.packed, query, args.list_heads > 1 ? next.item.kv_head_idx : 0);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int place = next.tile * mla_block_kv + lane + 32 * half;
+      const int key = place < list.count ? list.template entry<false>(place, sequence.visible_kv) : -1;
+      listed[half] = key;
+      page_row[half] = key;
+      if constexpr (features.paged) {
+        if (key < 0) continue;
+        const int entry = args.page_table[next.item.batch_idx * args.page_table_stride + key / args.page_size];
+        page[half] = tile::max(0, tile::min(entry, args.num_pages - 1));  // as tile::PagedRows
+        page_row[half] = key % args.page_size;
+      }
+    }
+  }
+
+  /// Tells the scores which entries of the stage are keys. Only by the warp that waits for the warpgroup of that stage,
+  /// which reads it.
+  __device__ __forceinline__ void mark_listed(int stage) const {
+    const unsigned low = ptx::ballot(listed[0] >= 0), high = ptx::ballot(listed[1] >= 0);
+    if (lane == 0) shared.listed[stage][0] = low, shared.listed[stage][1] = high;
+  }
+
   __device__ __forceinline__ void look_up(const decode::Cursor<config>& next) {
+    if constexpr (features.key_list) return look_up_list(next);
     if constexpr (features.paged) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
@@ -110,11 +140,17 @@ struct Producer {
     for (int begin = 0; begin < mla_block_kv; begin += 32 / lanes) {
       const int row = begin + lane / lanes, j = now.tile * mla_block_kv + row;
       long long offset = j * view.seq_stride;
+      bool exists = sees(now.item, j);
+      if constexpr (features.key_list) {
+        const int key = ptx::shuffle(begin < 32 ? listed[0] : listed[1], row % 32);
+        exists = key >= 0;
+        offset = key * view.seq_stride;
+      }
       if constexpr (features.paged) {
         offset = ptx::shuffle(begin < 32 ? page[0] : page[1], row % 32) * view.batch_stride +
                  ptx::shuffle(begin < 32 ? page_row[0] : page_row[1], row % 32) * view.seq_stride;
       }
-      const bool exists = has_columns && sees(now.item, j);
+      exists = exists && has_columns;
       const Element* from = exists ? base + offset : static_cast<const Element*>(view.data);
 #pragma unroll
       for (int panel = 0; panel < panels; ++panel) {
@@ -142,6 +178,9 @@ struct Producer {
     for (int n = stage; n < count; n += mla_stages) {
       const int room = n / mla_stages % 2 ^ 1;
       ptx::mbarrier_wait(shared.empty[stage][half], room);
+      if constexpr (features.key_list) {
+        if (half == stage) mark_listed(stage);
+      }
       const bool in_boxes = config.producer_warp && sees_all(cursor);
       if (in_boxes) {
         load_boxes(cursor, stage, half, room);

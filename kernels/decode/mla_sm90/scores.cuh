@@ -68,9 +68,9 @@ struct Scoring {
     constexpr int chunks = mla_columns / 8;  // of a row, which a warp copies; those that do not exist become zero
 #pragma unroll 1
     for (int row = place.thread / 32; row < mla_block_q; row += 2 * wg_threads / 32) {
-      const int packed = item.row_tile * config.block_q + row, query = packed / config.group;
+      const int packed = item.first_row() + row, query = packed / config.group;
       const int head_idx = item.kv_head_idx * config.group + packed % config.group;
-      const bool exists = query < sequence.rows_q;
+      const bool exists = packed < item.end_row(sequence.rows_q * config.group);
       const auto* from = tile::query_rows<const Element, features>(args.Q, sequence, head_idx).row(exists ? query : 0);
 #pragma unroll
       for (int chunk = place.lane; chunk < chunks; chunk += 32) {
@@ -165,6 +165,25 @@ struct Scoring {
     ptx::wgmma_fence();  // the following products add to them
   }
 
+  /// With lists: -inf for entries that are no keys.
+  __device__ __forceinline__ void hide_missing(Scores& S) const {
+    const Place place;
+    const unsigned low = shared.listed[place.warpgroup][0], high = shared.listed[place.warpgroup][1];
+    if ((low & high) == ~0u) {
+      ptx::path<"decode/mla_sm90_lists whole tile">();
+      return;
+    }
+    ptx::path<"decode/mla_sm90_lists part of a tile">();
+#pragma unroll
+    for (int n = 0; n < mla_block_kv / 8; ++n) {
+      const unsigned keys = (n < 4 ? low : high) >> (8 * (n % 4) + place.column);
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        if ((keys >> (e % 2) & 1) == 0) S[n][e] = -tile::infinity;
+      }
+    }
+  }
+
   /// Turns dot products into scores; -inf if hidden.
   __device__ __forceinline__ void modify(Scores& S, int tile_idx) const {
     const Place place;
@@ -177,6 +196,7 @@ struct Scoring {
         for (auto& block : S) block[2 * half] *= factor, block[2 * half + 1] *= factor;
       }
     }
+    if constexpr (features.key_list) return hide_missing(S);
     const int kv_begin = tile_idx * mla_block_kv;
     if (kv_begin < shared.seen_by_all.begin || kv_begin + mla_block_kv > shared.seen_by_all.end) {
       ptx::path<"decode/mla_sm90 edge tile">();

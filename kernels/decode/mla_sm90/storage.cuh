@@ -64,6 +64,7 @@ struct SharedStorage {
   float k_scale;                       // with 8-bit keys: the scale of the columns after the value, or of all
   float v_by_k_scale;                  // the values' scale divided by it
   int done;                            // KV blocks of the run that are finished
+  unsigned listed[mla_stages][2];      // with lists: a bit for each entry of the stage that is a key
   tile::Sequence sequence;
   tile::KeyRange seen_by_all;
 

@@ -139,6 +139,7 @@ Call::Call(const Slots& tensors, const CallOptions& given, const std::string& co
     if (problem.total_q == 0) problem.seq_q = 0;
     if (problem.total_kv == 0 && !paged) problem.seq_kv = 0;
   }
+  read_key_list(tensors, given);
   read_slopes(tensors[Slot::alibi_slopes]);
   read_sink(tensors[Slot::sink]);
   buffers.seqused_q = lengths(tensors[Slot::seqused_q], problem.batch);

@@ -25,6 +25,7 @@ void add_options(nb::module_& module);
   X(q) X(k) X(v) X(bias) X(mask) X(alibi_slopes) X(sink)                               \
   X(cu_seqlens_q) X(cu_seqlens_kv) X(seqused_q) X(seqused_kv) X(key_lengths)           \
   X(hidden_rows) X(block_mask)                                                         \
+  X(key_indices) X(key_blocks) X(key_counts)                                           \
   X(page_table)         /* K and V are [num_pages, page_size, heads, head_dim] */      \
   X(left_padding)                                                                      \
   X(k_scale) X(v_scale) /* of K and V in 8 bits */                                     \
@@ -81,6 +82,7 @@ class Call {
   Strides strides_of(const Tensor& tensor) const;
   void read_hidden_rows(const Tensor& tensor);
   void read_block_mask(const Tensor& tensor, const CallOptions& given);
+  void read_key_list(const Slots& tensors, const CallOptions& given);
   void read_slopes(const Tensor& slopes);
   void read_sink(const Tensor& sink);
   const void* score_tensor(const Tensor& tensor, bool boolean, ScoreTensor& out) const;

@@ -1,4 +1,6 @@
 // What changes scores or hides them: bias, masks, slopes, the sink.
+#include <algorithm>
+
 #include "call/call.h"
 #include "checks.h"
 
@@ -86,6 +88,66 @@ void Call::read_block_mask(const Tensor& tensor, const CallOptions& given) {
                         .head_stride = tensor.sizes[1] > 1 ? tensor.strides[1] : 0,
                         .q_stride = tensor.sizes[2] > 1 ? tensor.strides[2] : 0};
   buffers.block_mask = static_cast<const std::uint8_t*>(tensor.data);
+}
+
+/// int32 [batch, rows of lists, heads, entries], packed [total_q, heads, entries], dense; counts without the last axis.
+void Call::read_key_list(const Slots& tensors, const CallOptions& given) {
+  const Tensor &keys = tensors[Slot::key_indices], &blocks = tensors[Slot::key_blocks], &counts = tensors[Slot::key_counts];
+  const std::int64_t block_q = given.list_block_q, block_kv = given.list_block_kv;
+  if (keys.present() && blocks.present()) refuse(blocks, "{key_indices} is given, too: expected one of the two");
+  if (!keys.present() && !blocks.present()) {
+    if (counts.present()) refuse(counts, "it belongs to {key_indices} or {key_blocks}, and there are none");
+    if (block_q != 0 || block_kv != 0) refuse_value("key_block_size", "it belongs to {key_blocks}, and there are none");
+    return;
+  }
+  const Tensor& list = keys.present() ? keys : blocks;
+  if (blocks.present() && (block_q < 1 || block_kv < 1)) {
+    refuse_value("key_block_size", "expected (queries, keys) for {key_blocks}, each 1 and up, got (" +
+                                       std::to_string(block_q) + ", " + std::to_string(block_kv) + ")");
+  }
+  if (keys.present() && (block_q != 0 || block_kv != 0)) {
+    refuse_value("key_block_size", "it belongs to {key_blocks}, and the call has {key_indices}");
+  }
+  if (problem.packed && block_q > 1) {
+    refuse_value("key_block_size", "got " + std::to_string(block_q) + " queries; allowed is 1 in a packed call");
+  }
+  if (!here(list).is_dtype(nb::dlpack::dtype_code::Int, 32)) refuse_dtype(list, "dtype int32");
+  const int heads_axis = problem.packed ? 1 : 2;
+  const std::int64_t rows = blocks.present() ? (problem.seq_q + block_q - 1) / block_q : problem.seq_q;
+  const auto fits = [&](const Tensor& tensor, int rank) {
+    if (tensor.rank != rank) return false;
+    if (problem.packed) return tensor.sizes[0] == problem.total_q;
+    return tensor.sizes[0] == problem.batch && tensor.sizes[1] == rows;
+  };
+  const std::string before = problem.packed ? axes({problem.total_q}) : axes({problem.batch, rows});
+  const std::string leading = before.substr(0, before.size() - 1);
+  const std::int64_t heads = fits(list, heads_axis + 2) ? list.sizes[heads_axis] : -1;
+  if (heads != 1 && heads != problem.heads_kv && !(blocks.present() && heads == problem.heads_q)) {
+    refuse(list, "expected " + leading + ", G, entries] with G = 1 or " + std::to_string(problem.heads_kv) +
+                     (blocks.present() ? " or " + std::to_string(problem.heads_q) : ""));
+  }
+  const auto need_dense = [](const Tensor& tensor) {
+    std::int64_t stride = 1;
+    for (int axis = tensor.rank - 1; axis >= 0 && !tensor.empty(); --axis) {
+      if (tensor.sizes[axis] > 1 && tensor.strides[axis] != stride) refuse(tensor, "it must be dense: call contiguous()");
+      stride *= tensor.sizes[axis];
+    }
+  };
+  need_dense(list);
+  problem.key_list = {.kind = keys.present() ? KeyListKind::keys : KeyListKind::blocks,
+                      .entries = list.sizes[heads_axis + 1],
+                      .heads = heads,
+                      .block_q = std::max<std::int64_t>(block_q, 1),
+                      .block_kv = std::max<std::int64_t>(block_kv, 1),
+                      .counts = counts.present()};
+  buffers.key_list = static_cast<const std::int32_t*>(list.data);
+  if (!counts.present()) return;
+  if (!here(counts).is_dtype(nb::dlpack::dtype_code::Int, 32)) refuse_dtype(counts, "dtype int32");
+  if (!fits(counts, heads_axis + 1) || counts.sizes[heads_axis] != heads) {
+    refuse(counts, "expected " + leading + ", " + std::to_string(heads) + "], as many as there are lists");
+  }
+  need_dense(counts);
+  buffers.key_counts = static_cast<const std::int32_t*>(counts.data);
 }
 
 /// float32 [heads_q] or [batch, heads_q].

@@ -26,6 +26,7 @@ def make_options(
     max_seqlen_q=0,
     max_seqlen_kv=0,
     block_sizes=(0, 0),
+    key_block_size=None,
     **named,
 ):
     """Options from the arguments of attention(). `named`: those of NAMED."""
@@ -58,8 +59,19 @@ def make_options(
         standard,
         "" if kernel is None or standard else kernel,
         *block_sizes,
+        *((0, 0) if key_block_size is None else _list_sizes(key_block_size)),
         *{**NAMED, **named}.values(),
     )
+
+
+def _list_sizes(key_block_size):
+    try:
+        queries, keys = map(operator.index, key_block_size)
+    except (TypeError, ValueError):
+        raise refusal(TypeError, "key_block_size", f"expected (queries, keys), got {key_block_size!r}") from None
+    if queries < 1 or keys < 1:
+        raise refusal(ValueError, "key_block_size", f"got {(queries, keys)}; allowed are 1 and up")
+    return queries, keys
 
 
 def _constant(name, value, score_mod):
@@ -112,7 +124,7 @@ def planned(kernel):
 
 
 _OPTIONS_BY_NAME = (
-    *("scale", "softcap", "causal", "alignment", "window", "dropout_p", "deterministic", "layout"),
+    *("scale", "softcap", "causal", "alignment", "window", "dropout_p", "deterministic", "layout", "key_block_size"),
     *NAMED,
 )
 

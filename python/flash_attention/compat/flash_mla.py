@@ -1,8 +1,8 @@
 """FlashMLA's functions over this library: `from flash_attention import flash_mla`.
 
 Multi-head latent attention, as DeepSeek's models decode: a key of 576 columns whose first 512 are its value, in one cache.
-Any page size, head dimension and number of heads, float32 and CPU tensors too. Attention over chosen keys (indices) is
-refused.
+Any page size, head dimension and number of heads, float32 and CPU tensors too. With indices, or flash_mla_sparse_fwd,
+each query attends to the keys that its list names: docs/sparse.md.
 """
 
 import dataclasses
@@ -11,10 +11,14 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
+from flash_attention import _core, merge_states
 from flash_attention.arguments.keywords import refuse_keywords
+from flash_attention.arguments.options import make_options
+from flash_attention.options import Tensors
+from flash_attention.pytorch import ops as torch_ops
 from flash_attention.torch_cache import attention_over_cache
 
-__all__ = ["FlashMLASchedMeta", "flash_mla_with_kvcache", "get_mla_metadata"]
+__all__ = ["FlashMLASchedMeta", "flash_mla_sparse_fwd", "flash_mla_with_kvcache", "get_mla_metadata"]
 
 
 @dataclasses.dataclass
@@ -69,23 +73,39 @@ def flash_mla_with_kvcache(
         causal: the last query sees the last key, the one before it one less.
         is_fp8_kvcache: k_cache is float8_e4m3fn, or the bytes of it, and worth code * k_scale.
         k_scale: this library's own: a number, float32 [1], [batch, heads_k], or [num_pages, page_size, heads_k].
+        indices: int32 [batch, seq_q, topk], instead of block_table, cache_seqlens and causal: the slots, page * page_size +
+            row, of the keys that each query attends to. Negative ones, and those past the cache, are no keys. The cache is
+            of 16 or 32 bits, or with is_fp8_kvcache rows of 656 bytes (512 float8_e4m3fn, 4 float32 scales of 128 columns
+            each, 64 bfloat16) or pages of 584 bytes a row (448 float8_e4m3fn and 64 bfloat16 a row, then 7 scales and a
+            spare byte a row, powers of two in e8m0 of 64 columns each), whose listed rows are expanded to q's type.
+        topk_length: int32 [batch]; entries of indices from there on are not read.
+        attn_sink: float32 [heads_q]; out is multiplied by exp(lse) / (exp(lse) + exp(sink)), and lse is without it.
+        extra_k_cache, extra_indices_in_kvcache, extra_topk_length: a second cache of the same kind with lists of its own;
+            the keys of both share one softmax.
 
     Returns out [batch, seq_q, heads_q, head_dim_v] and softmax_lse float32 [batch, heads_q, seq_q], natural logarithm, +inf
     for a query that sees no key.
     """
     if wrong:
         refuse_keywords(flash_mla_with_kvcache, wrong)
-    refused = {
-        "indices": indices,
+    if indices is not None:
+        caches = _caches(q, k_cache, indices, topk_length, extra_k_cache, extra_indices_in_kvcache, extra_topk_length)
+        for name, value in (("block_table", block_table), ("cache_seqlens", cache_seqlens), ("k_scale", k_scale)):
+            if value is not None:
+                raise ValueError(f"{name}: got a value; expected None, which goes with indices")
+        if causal:
+            raise ValueError("causal: got True; expected False, which goes with indices")
+        return _over_slots(q, caches, head_dim_v, softmax_scale, is_fp8_kvcache, attn_sink)
+    belongs = {
         "attn_sink": attn_sink,
         "extra_k_cache": extra_k_cache,
         "extra_indices_in_kvcache": extra_indices_in_kvcache,
         "topk_length": topk_length,
         "extra_topk_length": extra_topk_length,
     }
-    for name, value in refused.items():
+    for name, value in belongs.items():
         if value is not None:
-            raise NotImplementedError(f"{name}: got a value; only None is supported, attention over all keys of the cache")
+            raise NotImplementedError(f"{name}: got a value; only None is supported without indices")
     _check(q, k_cache, block_table, cache_seqlens, head_dim_v, is_fp8_kvcache, k_scale)
     out, lse = attention_over_cache(
         q,
@@ -102,6 +122,194 @@ def flash_mla_with_kvcache(
         cache_dtype="e4m3" if is_fp8_kvcache else None,
     )
     return out, lse.nan_to_num_(nan=torch.nan, posinf=torch.inf, neginf=torch.inf)
+
+
+@torch.no_grad()
+def flash_mla_sparse_fwd(
+    q: Tensor,
+    kv: Tensor,
+    indices: Tensor,
+    sm_scale: float,
+    d_v: int = 512,
+    attn_sink: Tensor | None = None,
+    topk_length: Tensor | None = None,
+    **wrong: NoReturn,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Attention of each query over the keys that its list names: prefill.
+
+    Args:
+        q: [seq_q, heads_q, head_dim].
+        kv: [seq_kv, heads_kv, head_dim]; the first d_v columns are the values.
+        indices: int32 [seq_q, heads_kv, topk]; negative entries, and those past seq_kv, are no keys. One that stands twice
+            counts twice.
+        attn_sink: float32 [heads_q]; out is multiplied by exp(lse) / (exp(lse) + exp(sink)), and lse is without it.
+        topk_length: int32 [seq_q]; entries from there on are not read.
+
+    Returns out [seq_q, heads_q, d_v], max_logits and lse, float32 [seq_q, heads_q], natural; of a query without keys 0, -inf
+    and +inf.
+    """
+    if wrong:
+        refuse_keywords(flash_mla_sparse_fwd, wrong)
+    for name, tensor in (("q", q), ("kv", kv), ("indices", indices)):
+        if not isinstance(tensor, Tensor) or tensor.dim() != 3:
+            got = list(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__
+            raise ValueError(f"{name}: got {got}; expected 3 axes, [seq, heads, head_dim or topk]")
+    _check_columns("kv", q, kv, "d_v", d_v)
+    counts = None
+    if topk_length is not None:
+        counts = _counts("topk_length", topk_length, q.shape[:1]).view(1, -1, 1).expand(-1, -1, indices.shape[1]).contiguous()
+    out, lse, row_max = _listed(q[None], kv[None], indices[None].contiguous(), counts, d_v, sm_scale)
+    out = _with_sink(out, lse, attn_sink)
+    return out[0], row_max[0].T.contiguous(), _infinite(lse)[0].T.contiguous()
+
+
+def _over_slots(q, caches, head_dim_v, scale, is_fp8, attn_sink):
+    """Attention over one cache or two, by slots."""
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    if is_fp8:  # the listed rows of all caches, side by side: each query has a sequence of its own
+        rows, lists = zip(*(_expanded(q, *cache) for cache in caches), strict=True)
+        kv, named = torch.cat(rows, 2), torch.cat(lists, 2)
+        batch, seq_q, topk = named.shape
+        _check_columns("k_cache", q, kv, "head_dim_v", head_dim_v)
+        out, lse, _ = _listed(
+            q.flatten(0, 1).unsqueeze(1), kv.view(batch * seq_q, topk, 1, -1), named.view(-1, 1, 1, topk), None, head_dim_v,
+            scale,
+        )  # fmt: skip
+        out, lse = out.view(batch, seq_q, *out.shape[2:]), lse.view(batch, seq_q, -1).transpose(1, 2).contiguous()
+    else:
+        parts = []
+        for name, cache, indices, length in caches:
+            if cache.element_size() == 1:
+                raise ValueError("is_fp8_kvcache: got False; expected True for a cache of 8 bits")
+            _check_columns(name, q, cache, "head_dim_v", head_dim_v)
+            kv, slots = _as_slots(cache, indices)
+            counts = None if length is None else length.view(-1, 1, 1).expand(-1, q.shape[1], 1).contiguous()
+            listed = slots.view(*slots.shape[:2], 1, -1).contiguous()
+            parts.append(_listed(q, kv.expand(q.shape[0], -1, -1, -1), listed, counts, head_dim_v, scale)[:2])
+        out, lse = parts[0] if len(parts) == 1 else merge_states(*map(list, zip(*parts, strict=True)))
+    return _with_sink(out, lse, attn_sink), _infinite(lse)
+
+
+def _listed(q, kv, lists, counts, head_dim_v, scale):
+    """(out, lse, largest scores) of lists over latent keys."""
+    k, v = kv[..., head_dim_v:], kv[..., :head_dim_v]
+    latent = 8 <= head_dim_v <= 512 and head_dim_v % 8 == kv.shape[-1] % 8 == 0 and kv.shape[-1] <= 576
+    out = q.new_empty((*q.shape[:-1], head_dim_v))
+    lse, row_max = q.new_empty((2, q.shape[0], q.shape[2], q.shape[1]), dtype=torch.float32).unbind()
+    if not latent:
+        k = kv
+    tensors = Tensors(q, k, v, key_indices=lists, key_counts=counts)
+    stream = 0
+    if not torch_ops.HAS_EXCHANGE:
+        tensors, stream = torch_ops.detached(tensors)
+    options = make_options(scale=float(scale))
+    _core.forward(
+        tensors, options, out, lse, 0, 0, stream, lambda size: torch_ops.workspace(out, size), latent=latent, row_max=row_max
+    )
+    return out, lse, row_max
+
+
+def _infinite(lse):
+    """FlashMLA's form: +inf for a query that sees no key."""
+    return lse.nan_to_num(nan=torch.nan, posinf=torch.inf, neginf=torch.inf)
+
+
+def _with_sink(out, lse, sink):
+    """out [batch, seq_q, heads, dim] times exp(lse) / (exp(lse) + exp(sink))."""
+    if sink is None:
+        return out
+    heads = out.shape[2]
+    if not isinstance(sink, Tensor) or list(sink.shape) != [heads]:
+        got = list(sink.shape) if isinstance(sink, Tensor) else type(sink).__name__
+        raise ValueError(f"attn_sink: got {got}; expected [{heads}]")
+    sink = sink.float().view(1, heads, 1)
+    factor = torch.where(sink == -torch.inf, 1.0, torch.sigmoid(lse - sink))
+    factor = torch.where(lse == -torch.inf, 0.0, factor)
+    return (out.float() * factor.transpose(1, 2).unsqueeze(-1)).to(out.dtype)
+
+
+def _counts(name, lengths, shape):
+    if not isinstance(lengths, Tensor) or lengths.dtype != torch.int32 or list(lengths.shape) != list(shape):
+        got = f"{lengths.dtype} {list(lengths.shape)}" if isinstance(lengths, Tensor) else type(lengths).__name__
+        raise ValueError(f"{name}: got {got}; expected int32 {list(shape)}")
+    return lengths
+
+
+def _caches(q, k_cache, indices, topk_length, extra_k_cache, extra_indices, extra_length):
+    """(name, cache, indices, lengths) of each cache."""
+    if not isinstance(q, Tensor) or q.dim() != 4:
+        raise ValueError(f"q: got {list(getattr(q, 'shape', ()))}; expected [batch, seq_q, heads_q, head_dim]")
+    if (extra_k_cache is None) != (extra_indices is None):
+        name = "extra_k_cache" if extra_k_cache is None else "extra_indices_in_kvcache"
+        raise ValueError(f"{name}: got None; a second cache needs both")
+    if extra_k_cache is None and extra_length is not None:
+        raise ValueError("extra_topk_length: got a value; expected None without a second cache")
+    found = []
+    for names, cache, lists, length in (
+        (("k_cache", "indices", "topk_length"), k_cache, indices, topk_length),
+        (("extra_k_cache", "extra_indices_in_kvcache", "extra_topk_length"), extra_k_cache, extra_indices, extra_length),
+    ):
+        if cache is None:
+            continue
+        if not isinstance(cache, Tensor) or cache.dim() != 4 or cache.shape[2] != 1:
+            got = list(cache.shape) if isinstance(cache, Tensor) else type(cache).__name__
+            raise ValueError(f"{names[0]}: got {got}; expected [num_pages, page_size, 1, head_dim or bytes of a row]")
+        if not isinstance(lists, Tensor) or lists.dtype != torch.int32 or list(lists.shape[:-1]) != list(q.shape[:2]):
+            got = f"{lists.dtype} {list(lists.shape)}" if isinstance(lists, Tensor) else type(lists).__name__
+            raise ValueError(f"{names[1]}: got {got}; expected int32 [{q.shape[0]}, {q.shape[1]}, topk]")
+        if length is not None:
+            _counts(names[2], length, q.shape[:1])
+        found.append((names[0], cache, lists, length))
+    return found
+
+
+def _as_slots(cache, indices):
+    """The cache as rows [1, slots, 1, dim], and the lists in its rows: pages may be apart."""
+    pages, size, heads, dim = cache.shape
+    if pages <= 1 or cache.stride(0) == size * cache.stride(1):
+        return cache.as_strided((1, pages * size, heads, dim), (0, *cache.stride()[1:]), cache.storage_offset()), indices
+    if cache.stride(0) % cache.stride(1) == 0:  # rows between the pages, which no list names
+        apart = cache.stride(0) // cache.stride(1)
+        slots = torch.where((indices >= 0) & (indices < pages * size), indices // size * apart + indices % size, -1)
+        rows = (pages - 1) * apart + size
+        return cache.as_strided((1, rows, heads, dim), (0, *cache.stride()[1:]), cache.storage_offset()), slots.int()
+    return cache.reshape(1, pages * size, heads, dim), indices
+
+
+def _expanded(q, name, cache, indices, length):
+    """The listed rows of a cache of 8 bits, [batch, seq_q, topk, dim] in q's type, and lists of them: places, or -1."""
+    pages, size, _, width = cache.shape
+    places = torch.arange(indices.shape[-1], device=indices.device, dtype=torch.int32)
+    counts = (indices >= 0) & (indices < pages * size)
+    if length is not None:
+        counts &= places < length.view(-1, 1, 1)
+    slots = torch.where(counts, indices, 0).long()
+    if width not in (584, 656):
+        raise ValueError(f"{name}: got rows of {width} bytes; allowed are 656 and 584 with is_fp8_kvcache and indices")
+    data = cache.view(torch.uint8)
+    if data.stride(-1) != 1 or (size > 1 and data.stride(1) != width):
+        raise ValueError(f"{name}: got strides {cache.stride()}; expected rows of a page side by side")
+    page, row = (slots // size).unsqueeze(-1), (slots % size).unsqueeze(-1)
+    flat = data.as_strided((pages, size * width), (data.stride(0), 1), data.storage_offset())
+    if width == 656:
+        rows = flat[page, row * 656 + torch.arange(656, device=cache.device)]
+        codes = rows[..., :512].view(torch.float8_e4m3fn).float().unflatten(-1, (4, 128))
+        values = (codes * rows[..., 512:528].contiguous().view(torch.float32).unsqueeze(-1)).flatten(-2)
+        own = rows[..., 528:].contiguous().view(torch.bfloat16)
+    else:
+        rows = flat[page, row * 576 + torch.arange(576, device=cache.device)]
+        scales = flat[page, size * 576 + row * 8 + torch.arange(7, device=cache.device)]
+        codes = rows[..., :448].view(torch.float8_e4m3fn).float().unflatten(-1, (7, 64))
+        values = (codes * torch.exp2(scales.float() - 127).unsqueeze(-1)).flatten(-2)
+        own = rows[..., 448:].contiguous().view(torch.bfloat16)
+    return torch.cat((values.to(q.dtype), own.to(q.dtype)), -1), torch.where(counts, places, -1).contiguous()
+
+
+def _check_columns(name, q, kv, name_of_width, head_dim_v):
+    if kv.shape[-1] != q.shape[-1]:
+        raise ValueError(f"{name}: got a head_dim of {kv.shape[-1]}; expected {q.shape[-1]}, as q")
+    if not 0 < head_dim_v <= q.shape[-1]:
+        raise ValueError(f"{name_of_width}: got {head_dim_v}; allowed are 1 to {q.shape[-1]}, the head_dim of q")
 
 
 def _check(q, k_cache, block_table, cache_seqlens, head_dim_v, is_fp8_kvcache, k_scale):

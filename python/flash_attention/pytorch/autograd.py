@@ -172,7 +172,8 @@ def is_plain(tensors):
     """Whether q, k and v are all that there is."""
     scores = tensors.bias is tensors.mask is tensors.alibi_slopes is tensors.sink is None
     lengths = tensors.cu_seqlens_q is tensors.seqused_q is tensors.seqused_kv is tensors.key_lengths is None
-    return scores and lengths and tensors.hidden_rows is tensors.block_mask is None
+    lists = tensors.key_indices is tensors.key_blocks is tensors.key_counts is None
+    return scores and lengths and lists and tensors.hidden_rows is tensors.block_mask is None
 
 
 def _autocast(tensor, dtype):

@@ -88,8 +88,9 @@ def _backward_over(info, in_dims, *arguments):
 
 
 def _folds(tensors, dims):
-    """Whether the axis can join the batch: no packed call, one sink for all, and no masks of intervals or blocks."""
-    return tensors.cu_seqlens_q is tensors.hidden_rows is tensors.block_mask is dims.sink is None
+    """Whether the axis can join the batch: no packed call, one sink for all, no masks of intervals or blocks, no lists."""
+    masks = tensors.hidden_rows is tensors.block_mask is tensors.key_indices is tensors.key_blocks is None
+    return masks and tensors.cu_seqlens_q is dims.sink is None
 
 
 def _fold(tensors, dims, size):

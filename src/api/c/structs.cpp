@@ -28,6 +28,8 @@ void set_defaults(flash_attention_problem* problem) {
   problem->scale = std::numeric_limits<float>::quiet_NaN();
   problem->kv_dtype = problem->q_dtype = -1;
   problem->precision = static_cast<int32_t>(defaults.precision);
+  problem->key_list_heads = defaults.key_list.heads;
+  problem->key_list_block_q = defaults.key_list.block_q, problem->key_list_block_kv = defaults.key_list.block_kv;
 }
 
 void set_defaults(flash_attention_buffers* buffers) { *buffers = {}; }
@@ -148,6 +150,12 @@ Problem problem_of(const flash_attention_problem* given) {
   p.hidden_rows = {c.hidden_bounds, c.hidden_batch_stride, c.hidden_head_stride};
   p.block_mask = {c.mask_block_q, c.mask_block_kv, c.block_mask_batch_stride, c.block_mask_head_stride,
                   c.block_mask_q_stride};
+  p.key_list = {enumerator("key_list_kind", c.key_list_kind, KeyListKind::blocks),
+                c.key_list_entries,
+                c.key_list_heads,
+                c.key_list_block_q,
+                c.key_list_block_kv,
+                c.key_list_counts != 0};
   return p;
 }
 
@@ -183,7 +191,10 @@ Buffers buffers_of(const flash_attention_buffers* given) {
           .dv = c.dv,
           .dbias = c.dbias,
           .dsink = c.dsink,
-          .program_gradients = c.program_gradients};
+          .program_gradients = c.program_gradients,
+          .key_list = c.key_list,
+          .key_counts = c.key_counts,
+          .row_max = c.row_max};
 }
 
 Options options_of(const flash_attention_options* given) {

@@ -25,6 +25,9 @@ void check_masks(const Problem& p, const Buffers& b) {
   check_pair("mask", b.mask, p.mask.present, "mask.present", 1, no_scores);
   check_pair("hidden_rows", b.hidden_rows, p.hidden_rows.bounds != 0, "hidden_rows.bounds", 4, no_scores);
   check_pair("block_mask", b.block_mask, p.block_mask.block_q != 0, "block_mask.block_q", 1, no_scores);
+  const bool no_entries = no_scores || p.key_list.entries == 0;
+  check_pair("key_list", b.key_list, p.key_list.kind != KeyListKind::none, "key_list.kind", 4, no_entries);
+  check_pair("key_counts", b.key_counts, p.key_list.counts, "key_list.counts", 4, no_scores);
   check_pair("cu_seqlens_q", b.cu_seqlens_q, p.packed, "packed", 4);
   check_pair("cu_seqlens_kv", b.cu_seqlens_kv, p.packed && p.page_size == 0, "packed and not page_size", 4);
 }
@@ -58,6 +61,9 @@ void check_pointers(const Problem& p, Pass pass, const Buffers& b, Device device
   check_pair("page_table", b.page_table, p.page_size != 0, "page_size", 4, no_batch || p.seq_kv == 0);
 
   check_program_pointers(p, pass, b);
+  if (b.row_max != nullptr && (p.key_list.kind == KeyListKind::none || is_backward(pass)))
+    refuse("row_max", address(b.row_max), "forward over lists of keys has it, and nothing else");
+  check_pointer("row_max", b.row_max, false, 4);
 
   if (!is_backward(pass)) return;
   check_pointer("dout", b.dout, queries, wide);
@@ -66,6 +72,8 @@ void check_pointers(const Problem& p, Pass pass, const Buffers& b, Device device
   check_pointer("dk", b.dk, keys, wide);
   check_pointer("dv", b.dv, keys, wide);
   if (b.dbias != nullptr && !p.bias.present) refuse("dbias", address(b.dbias), "there is no bias to differentiate");
+  if (b.dbias != nullptr && p.key_list.kind != KeyListKind::none)
+    refuse("dbias", address(b.dbias), "a bias has no gradient where keys are listed");
   check_pointer("dbias", b.dbias, false, size_of(p.bias.dtype));
   if (b.dsink != nullptr && !p.sink) refuse("dsink", address(b.dsink), "there is no sink to differentiate");
   check_pointer("dsink", b.dsink, false, 4);
@@ -159,6 +167,7 @@ void check_overlap(const Problem& p, const Plan& plan, const Buffers& b, const O
   k.element_bytes = v.element_bytes = static_cast<std::int64_t>(size_of(*p.kv_dtype));
   const Extent out = view("out", b.out, p.out_strides, rows_q, p.heads_q, p.head_dim_v);
   const Extent lse = dense("lse", b.lse, 4, p.total_q * p.heads_q);
+  const Extent row_max = dense("row_max", b.row_max, 4, p.total_q * p.heads_q);
   const Extent bias = scores("bias", b.bias, p.bias, p, size_of(p.bias.dtype));
   const Extent mask = scores("mask", b.mask, p.mask, p, 1);
   const bool flat_keys = p.packed && p.page_size == 0;
@@ -174,6 +183,9 @@ void check_overlap(const Problem& p, const Plan& plan, const Buffers& b, const O
       1,
       {p.batch, p.heads_q, blocks(p.seq_q, p.block_mask.block_q), blocks(p.seq_kv, p.block_mask.block_kv)},
       {p.block_mask.batch_stride, p.block_mask.head_stride, p.block_mask.q_stride, 1}};
+  const std::int64_t lists = (p.packed ? p.total_q : p.batch * blocks(p.seq_q, p.key_list.block_q)) * p.key_list.heads;
+  const Extent key_list = dense("key_list", b.key_list, 4, lists * p.key_list.entries);
+  const Extent key_counts = dense("key_counts", b.key_counts, 4, lists);
   const Extent table = dense("page_table", p.seq_kv > 0 ? b.page_table : nullptr, 4, p.batch * p.page_table_stride);
   const Extent slopes{"alibi_slopes",
                       reinterpret_cast<const char*>(b.alibi_slopes),
@@ -192,8 +204,8 @@ void check_overlap(const Problem& p, const Plan& plan, const Buffers& b, const O
   const Extent prepared =
       dense("prepared_mask", options.prepared_mask.data, 1, static_cast<std::int64_t>(plan::prepared_bytes(plan)));
   if (!is_backward(plan.pass)) {
-    refuse_overlap({out, lse, workspace}, {q, k, v, bias, mask, hidden, block_mask, table, slopes, sink, cu_q, cu_kv,
-                                           used_q, used_kv, lengths, padding, prepared});
+    refuse_overlap({out, lse, row_max, workspace}, {q, k, v, bias, mask, hidden, block_mask, table, slopes, sink, cu_q, cu_kv,
+                                           used_q, used_kv, lengths, padding, prepared, key_list, key_counts});
     return;
   }
   const Extent dout = view("dout", b.dout, p.dout_strides, rows_q, p.heads_q, p.head_dim_v);
@@ -209,8 +221,8 @@ void check_overlap(const Problem& p, const Plan& plan, const Buffers& b, const O
       axis(p.bias.batch_stride, p.batch) * axis(p.bias.head_stride, p.heads_q) * axis(p.bias.q_stride, p.seq_q) * p.seq_kv);
   const Extent dsink = dense("dsink", b.dsink, 4, p.heads_q);
   refuse_overlap({dq, dk, dv, dbias, dsink, workspace},
-                 {q,          k,      v,    out,  lse,   dout,   dlse,    bias,    mask,    hidden,
-                  block_mask, slopes, sink, cu_q, cu_kv, used_q, used_kv, lengths, padding, prepared});
+                 {q,      k,    v,    out,   lse,    dout,    dlse,    bias,    mask,     hidden,   block_mask,
+                  slopes, sink, cu_q, cu_kv, used_q, used_kv, lengths, padding, prepared, key_list, key_counts});
 }
 
 void check_stream(const Options& options) {

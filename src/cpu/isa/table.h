@@ -8,6 +8,7 @@
 #include "cpu/decode/decode.h"
 #include "cpu/ladder/c2_simd.h"
 #include "cpu/ladder/c3_threads.h"
+#include "cpu/listed/backward.h"
 #include "cpu/prefill/standard.h"
 #include "cpu/tile/program_scores.h"
 
@@ -79,6 +80,10 @@ constexpr KernelTable make_table() {
                             {standard_key_items, standard_dkv},
                             {sink_items, finish_sink},
                             {dbias_items, dbias}},
+      .listed = {{listed_items, forward_listed}},
+      .listed_backward = {{backward_items, backward_listed},
+                          {finish_listed_items, finish_backward},
+                          {sink_items, finish_sink}},
       .ladder_simd = {{c2_simd::items, c2_simd::attention}},
       .ladder_threads = {{c3_threads::items, c3_threads::attention}},
       .program = {hide_by_program, change_by_program},

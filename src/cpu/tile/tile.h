@@ -45,6 +45,9 @@ struct Tile {
     finish(call, block);
   }
 
+  /// Keys that were gathered from a list: their scores say which are hidden.
+  explicit Tile(int keys) : begin(0), count(keys), seen(Seen::some), weighted(false) {}
+
   /// Without the keys at its ends that no row sees: a document seldom begins or ends with a tile.
   Tile trimmed(const Call& call, const RowBlock& block) const {
     constexpr int unit = 16;  // dropout's bits come in groups of 16 keys

@@ -6,6 +6,7 @@
 #include "plan/families/cpu_regions.h"
 #include "plan/families/cpu_tiles.h"
 #include "plan/kernel_table.h"
+#include "plan/key_list.h"
 #include "plan/workspace.h"
 #include "program/sizes.h"
 #include "support/ceil_div.h"
@@ -342,10 +343,32 @@ Answer plan_backward_decode(const Request& r) {
 }
 Answer plan_backward(const Request& r) { return Offer{lay_out_backward(r)}; }
 
+Plan lay_out_listed_backward(const Problem& problem, const DeviceInfo& device) {
+  Plan plan = plan_of_tiles(cpu_block_q(device.isa), cpu_block_kv, device);
+  if (problem.sink) reserve(plan, CpuRegion::sink_terms, total_rows(problem) * 4);
+  plan.num_splits = static_cast<int>(std::clamp<std::int64_t>(list_rows(problem), 1, even_splits(problem, device)));
+  const std::int64_t columns = cpu_sums_stride(problem.head_dim, problem.head_dim_v);
+  reserve(plan, CpuRegion::key_gradients,
+          plan.num_splits * key_places(problem, cpu_key_unit) * cpu_key_unit * columns * 4);
+  return plan;
+}
+
+std::string reject_listed(const Problem& problem) {
+  return problem.key_list.kind == KeyListKind::none ? "takes lists of keys alone" : "";
+}
+
+Answer plan_listed(const Request& r) {
+  return offer_unless(reject_listed(r.problem),
+                      [&] { return plan_of_tiles(cpu_block_q(r.device.isa), cpu_block_kv, r.device); });
+}
+Answer plan_listed_backward(const Request& r) {
+  return offer_unless(reject_listed(r.problem), [&] { return lay_out_listed_backward(r.problem, r.device); });
+}
+
 Answer plan_standard_forward(const Request& r) { return Offer{lay_out_standard(r, false)}; }
 Answer plan_standard_backward(const Request& r) { return Offer{lay_out_standard(r, true)}; }
 
-constexpr std::array<KernelEntry, 8> entries{{
+constexpr std::array<KernelEntry, 10> entries{{
     {.name = "cpu/bfloat16",
      .pass = Pass::forward,
      .device = DeviceKind::cpu,
@@ -401,6 +424,18 @@ constexpr std::array<KernelEntry, 8> entries{{
      .requirements = "none",
      .takes = {.hidden_rows = true, .block_mask = true, .programs = true},
      .plan = plan_backward},
+    {.name = "cpu/listed",
+     .pass = Pass::forward,
+     .device = DeviceKind::cpu,
+     .requirements = "lists of keys",
+     .takes = {.pages = true, .left_padding = true, .latent = true, .key_list = true},
+     .plan = plan_listed},
+    {.name = "cpu/listed",
+     .pass = Pass::backward,
+     .device = DeviceKind::cpu,
+     .requirements = "lists of keys",
+     .takes = {.key_list = true},
+     .plan = plan_listed_backward},
     {.name = "cpu/standard",
      .pass = Pass::standard_forward,
      .device = DeviceKind::cpu,

@@ -21,13 +21,14 @@ bool takes_boxes(const Request& r) {
   const Problem& problem = r.problem;
   const bool options =  // that need registers
       r.features.softcap || r.features.alibi || r.features.bias || r.features.mask;
-  return !options && !has_no_key_rows(problem) && *problem.kv_dtype == problem.dtype &&
+  return !options && !r.features.key_list && !has_no_key_rows(problem) && *problem.kv_dtype == problem.dtype &&
          problem.page_size % abi::mla_block_kv == 0 && reject_tma_cache(problem).empty();
 }
 
 /// Tiles of rows of a key head, where all sequences have as many: blocks that need the same keys then work side by side,
 /// and the keys come from memory once. With more of them than that, each would have too few blocks.
 std::int64_t rows_side_by_side(const Problem& problem, const DeviceInfo& device) {
+  if (problem.key_list.kind != KeyListKind::none) return 1;  // tiles of rows need other keys
   const std::int64_t most = std::min(16, device.num_sms);
   const std::int64_t tiles = (decode_rows(problem) + abi::mla_block_q - 1) / abi::mla_block_q;
   return problem.packed || problem.seqused_q || tiles > most ? 1 : std::max<std::int64_t>(tiles, 1);
@@ -37,7 +38,10 @@ std::int64_t rows_side_by_side(const Problem& problem, const DeviceInfo& device)
 /// An item that blocks share costs each of them what about two KV blocks do: Q, the first copies, a part, the merging.
 std::int64_t blocks_of_rows(const Problem& problem, const DeviceInfo& device) {
   const std::int64_t most = std::min(device.num_sms, abi::decode_max_blocks) / rows_side_by_side(problem, device);
-  const std::int64_t items = problem.batch * problem.heads_kv;
+  const std::int64_t group = problem.heads_q / problem.heads_kv;
+  const std::int64_t of_list = problem.seq_q * ((group + abi::mla_block_q - 1) / abi::mla_block_q);  // tiles of rows
+  const bool lists = problem.key_list.kind != KeyListKind::none;
+  const std::int64_t items = problem.batch * problem.heads_kv * (lists ? of_list : 1);
   if (most == 0 || items == 0) return most;
   const std::int64_t each = (items + most - 1) / most, whole = (items + each - 1) / each;
   return 100 * whole >= 95 * most ? whole : most;
@@ -69,6 +73,12 @@ std::string reject(const Request& r) {
     return "needs a head_dim_v of 512 and a head_dim of 512 to 576";
   }
   if (r.features.dropout) return "takes no dropout";
+  if (r.features.key_list) {
+    const bool hides = r.features.has_window() || r.features.mask || r.features.left_padding;
+    if (r.features.key_set) return "takes lists of keys, and none of blocks";
+    if (hides || r.features.modifies_scores()) return "with lists takes no window, mask or padding, and plain scores";
+    if (r.features.packed) return "with lists takes no packed sequences";
+  }
   if (r.features.token_scales) return "takes no scales of rows";
   if (*problem.scale <= 0) return "needs a positive scale";
   for (const Strides& strides : {problem.q_strides, problem.k_strides, problem.v_strides, problem.out_strides}) {
@@ -132,7 +142,7 @@ std::span<const KernelEntry> mla_kernels() {
       .device = DeviceKind::cuda,
       .requirements = "sm_90; float16 or bfloat16; latent keys, head_dim 512 to 576 and head_dim_v 512; strides that are "
                       "multiples of 8; no dropout",
-      .takes = {.pages = true, .left_padding = true, .narrow_keys = true, .latent = true},
+      .takes = {.pages = true, .left_padding = true, .narrow_keys = true, .latent = true, .key_list = true},
       .plan = plan_mla}};
   return rows;
 }

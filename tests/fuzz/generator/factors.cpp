@@ -246,6 +246,7 @@ Domain domain_of(std::string_view kernel) {
     domain.without(inputs, {"nan_dout"});
     if (!entry->takes.invariant) domain.only(invariant, {"off"});
   }
+  if (kernel.ends_with("/listed")) domain.only(dbias, {"off"}).only(invariant, {"off"});
   if (kernel.ends_with("/tf32") || kernel.ends_with("/fp32")) {  // whoever runs these for fp32 sets its precision
     domain.only(dtype, {"float32_fast"}).without(layout, {"odd"}).without(scale, {"negative", "zero"});
   } else {

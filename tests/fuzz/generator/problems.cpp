@@ -20,7 +20,10 @@ std::vector<GeneratedProblem> problems(const Domain& domain, int share, std::uin
 }
 
 std::vector<GeneratedProblem> problems(std::string_view kernel, int share, std::uint64_t seed, const Sizes& sizes) {
-  return problems(domain_of(kernel), share, seed, sizes);
+  std::vector<GeneratedProblem> all = problems(domain_of(kernel), share, seed, sizes);
+  if (!kernel.ends_with("/listed")) return all;
+  for (GeneratedProblem& g : all) list_keys(g.c, g.number / share, seed * 0x9E3779B97F4A7C15ull + 0x200000 + g.number);
+  return all;
 }
 
 }  // namespace flash_attention::fuzz

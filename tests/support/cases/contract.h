@@ -18,6 +18,12 @@ std::vector<Case> contract_cases(Dtype dtype);
 /// The same for hidden rows and block masks, forward and backward.
 std::vector<Case> mask_cases(Dtype dtype);
 
+/// The same for lists of keys, and of blocks of them.
+std::vector<Case> list_cases(Dtype dtype);
+
+/// Forward over lists, with pages, left padding and latent keys.
+std::vector<Case> list_cache_cases(Dtype dtype);
+
 /// The part of the contract that only forward has: K and V in pages, left padding.
 std::vector<Case> cache_cases(Dtype dtype);
 

@@ -73,11 +73,12 @@ void poison_unseen(const Case& c, const Shape& shape, Inputs& in) {
   std::vector<bool> key_seen(shape.rows_kv), query_used(shape.rows_q);
   const auto masked = [&](std::int64_t b, std::int64_t i, std::int64_t j) {
     const bool program = c.program != CaseProgram::none;
-    if (!p.mask.present && p.hidden_rows.bounds == 0 && p.block_mask.block_q == 0 && !program) return false;
+    const bool lists = p.key_list.kind != KeyListKind::none;
+    if (!p.mask.present && p.hidden_rows.bounds == 0 && p.block_mask.block_q == 0 && !program && !lists) return false;
     for (std::int64_t h = 0; h < shape.heads_q; ++h) {
       const bool shown = !p.mask.present || in.mask[score_index(c, p.mask, b, h, i, j)] != 0;
       if (shown && program_shows(c, in, b, h, i, j) && !hidden_by_rows(c, shape, in, b, h, i, j) &&
-          !hidden_by_blocks(c, in, b, h, i, j))
+          !hidden_by_blocks(c, in, b, h, i, j) && times_listed(c, shape, in, b, h, i, j) > 0)
         return false;
     }
     return true;
@@ -260,6 +261,7 @@ Inputs draw_inputs(const Case& c) {
   }
 
   draw_masks(c, shape, c.seed, in);
+  draw_lists(c, shape, c.seed, in);
   draw_program(c, shape, in);
 
   const bool shapes_scores = c.draw == Draw::large || c.draw == Draw::peaked || c.draw == Draw::growing ||

@@ -101,6 +101,8 @@ struct Inputs {
   std::vector<double> q_codes, q_scale;   // 8-bit queries
   std::vector<std::int32_t> hidden_rows;  // [batch|1, heads_kv|1, seq_kv, bounds], packed [heads_kv|1, rows_kv, bounds]
   std::vector<std::uint8_t> block_mask;   // [batch|1, heads_q|1, blocks of queries|1, blocks of keys]
+  std::vector<std::int32_t> key_list;     // as the problem's key_list says
+  std::vector<std::int32_t> key_counts;
   // What a program reads: one tensor, of floats or of ints, and numbers.
   std::vector<double> program_reals, program_scalars;
   std::vector<std::int32_t> program_ints;
@@ -122,6 +124,13 @@ std::int64_t score_elements(const Case& c, const ScoreTensor& tensor);
 bool hidden_by_rows(const Case& c, const Shape& shape, const Inputs& in, std::int64_t b, std::int64_t h, std::int64_t i,
                     std::int64_t j);
 bool hidden_by_blocks(const Case& c, const Inputs& in, std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t j);
+
+/// How often the list of query i names key j; once where there are no lists.
+std::int64_t times_listed(const Case& c, const Shape& shape, const Inputs& in, std::int64_t b, std::int64_t h,
+                          std::int64_t i, std::int64_t j);
+
+/// Random lists of keys: with keys twice, with entries that are no keys, and with some of those behind a count.
+void draw_lists(const Case& c, const Shape& shape, std::uint64_t seed, Inputs& in);
 
 /// Random hidden rows and blocks of the case.
 void draw_masks(const Case& c, const Shape& shape, std::uint64_t seed, Inputs& in);

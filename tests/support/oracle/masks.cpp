@@ -59,6 +59,46 @@ bool hidden_by_blocks(const Case& c, const Inputs& in, std::int64_t b, std::int6
   return in.block_mask[b * m.batch_stride + h * m.head_stride + i / m.block_q * m.q_stride + j / m.block_kv] == 0;
 }
 
+std::int64_t times_listed(const Case& c, const Shape& shape, const Inputs& in, std::int64_t b, std::int64_t h,
+                          std::int64_t i, std::int64_t j) {
+  const KeyList& list = c.problem.key_list;
+  if (list.kind == KeyListKind::none) return 1;
+  const std::int64_t head = list.heads == 1 ? 0 : list.heads == shape.heads_kv ? h / shape.group : h;
+  const std::int64_t row =
+      c.problem.packed ? shape.sequences[b].first_q + i : b * blocks(shape.seq_q, list.block_q) + i / list.block_q;
+  const std::int64_t at = row * list.heads + head;
+  const std::int64_t count = list.counts ? std::clamp<std::int64_t>(in.key_counts[at], 0, list.entries) : list.entries;
+  return check::listed(list, in.key_list.data() + at * list.entries, count, j);
+}
+
+void draw_lists(const Case& c, const Shape& shape, std::uint64_t seed, Inputs& in) {
+  const KeyList& list = c.problem.key_list;
+  if (list.kind == KeyListKind::none) return;
+  std::mt19937_64 random(seed + 23);
+  const std::int64_t rows =
+      c.problem.packed ? shape.rows_q : shape.batch * blocks(shape.seq_q, list.block_q), lists = rows * list.heads;
+  const std::int64_t units = std::max<std::int64_t>(blocks(shape.seq_kv, list.block_kv), 1);
+  constexpr std::int32_t far[] = {-1, -7, std::numeric_limits<std::int32_t>::min(), everything};
+  for (std::int64_t at = 0; at < lists; ++at) {
+    const bool empty = random() % 16 == 0;
+    const auto first = static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(units));
+    for (std::int64_t e = 0; e < list.entries; ++e) {
+      // Some are neighbours, some anywhere, some stand before, and some are no keys.
+      const std::uint64_t kind = random() % 8;
+      std::int64_t entry = static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(units));
+      if (kind < 3) entry = (first + e) % units;
+      if (kind == 3 && e > 0) entry = in.key_list[in.key_list.size() - 1 - random() % static_cast<std::uint64_t>(e)];
+      if (kind == 4) entry = random() % 2 == 0 ? far[random() % 4] : units + static_cast<std::int64_t>(random() % 3);
+      in.key_list.push_back(static_cast<std::int32_t>(empty ? -1 : entry));
+    }
+    if (!list.counts) continue;
+    const auto some = static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(list.entries + 1));
+    const std::int64_t many = std::max(some, 3 * list.entries / 4);
+    in.key_counts.push_back(static_cast<std::int32_t>(random() % 8 == 0 ? some : random() % 8 == 0 ? list.entries + 9 : many));
+    if (random() % 16 == 0) in.key_counts.back() = -3;
+  }
+}
+
 void draw_masks(const Case& c, const Shape& shape, std::uint64_t seed, Inputs& in) {
   const Problem& p = c.problem;
   std::mt19937_64 random(seed + 17);

@@ -143,6 +143,8 @@ class Oracle {
       if (p_.mask.present && !in_.mask[score_index(c_, p_.mask, b, h, i, j)]) continue;
       if (hidden_by_rows(c_, shape_, in_, b, h, i, j) || hidden_by_blocks(c_, in_, b, h, i, j)) continue;
       if (!program_shows(c_, in_, b, h, i, j)) continue;
+      const std::int64_t times = times_listed(c_, shape_, in_, b, h, i, j);
+      if (times == 0) continue;
       // A shift of all keys together would cancel.
       const double dot = products_.sum[j] + (j % 2 == 0 ? 1 : -1) * score_spread(products_.squares[j]);
       double value_of = scale_ * dot, exact = scale_ * products_.exact[j];
@@ -163,11 +165,13 @@ class Oracle {
         program.push_back(program_score(c_, in_, value_of, h, i, j, rounding_.has_value()));
         value_of = program.back().value, exact = program_score(c_, in_, exact, h, i, j, false).value;
       }
-      keys.push_back(j);
-      // A float holds a score to a unit of its last place, wherever softcap, bias and ALiBi have moved it.
-      score.push_back(accumulated(value_of) * (rounding_ ? 1 + (j % 2 == 0 ? 0x1p-23 : -0x1p-23) : 1));
-      exact_score.push_back(exact);
-      tanh_score.push_back(t);
+      for (std::int64_t time = 0; time < times; ++time) {
+        keys.push_back(j);
+        // A float holds a score to a unit of its last place, wherever softcap, bias and ALiBi have moved it.
+        score.push_back(accumulated(value_of) * (rounding_ ? 1 + (j % 2 == 0 ? 0x1p-23 : -0x1p-23) : 1));
+        exact_score.push_back(exact);
+        tanh_score.push_back(t);
+      }
     }
 
     double largest = p_.sink ? in_.sink[h] : -INFINITY;

@@ -28,17 +28,19 @@ std::int64_t parts_of_item(const Problem& problem, const abi::ForwardConfig& con
 std::int64_t decode_rows(const Problem& problem) { return problem.heads_q / problem.heads_kv * problem.seq_q; }
 
 std::int64_t tiles_of_item(const Problem& problem, const abi::ForwardConfig& config) {
-  return std::max<std::int64_t>(1, ceil_div(problem.seq_kv, config.block_kv));
+  const std::int64_t keys = config.features.key_list ? problem.key_list.entries : problem.seq_kv;
+  return std::max<std::int64_t>(1, ceil_div(keys, config.block_kv));
 }
 
 std::int64_t items_of(const Problem& problem, const abi::ForwardConfig& config) {
-  return problem.batch * problem.heads_kv * ceil_div(decode_rows(problem), config.block_q);
+  const std::int64_t group = problem.heads_q / problem.heads_kv;
+  const std::int64_t tiles = config.features.key_list ? problem.seq_q * ceil_div(group, config.block_q)
+                                                      : ceil_div(decode_rows(problem), config.block_q);
+  return problem.batch * problem.heads_kv * tiles;
 }
 
 double decode_tiles(const Problem& problem, const abi::ForwardConfig& config) {
-  const double items = static_cast<double>(problem.batch * problem.heads_kv) *
-                       static_cast<double>(ceil_div(decode_rows(problem), config.block_q));
-  return static_cast<double>(tiles_of_item(problem, config)) * items;
+  return static_cast<double>(tiles_of_item(problem, config)) * static_cast<double>(items_of(problem, config));
 }
 
 std::int64_t reserve_decode_parts(const Problem& problem, const abi::ForwardConfig& config, std::int64_t most, Plan& plan) {

@@ -1,0 +1,158 @@
+"""FlashMLA's functions over listed keys, against float64: slots, lengths, a sink, rows of 8 bits, two caches."""
+
+import math
+
+import pytest
+import torch
+from flash_attention import flash_mla
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+def want_of(q, rows, lists, scale, d_v, sink=None):
+    """q [queries, heads, dim]; rows [keys, dim]; lists: python lists of keys. out, largest score, lse in float64."""
+    out = torch.zeros(*q.shape[:2], d_v, dtype=torch.float64)
+    largest = torch.full(q.shape[:2], -torch.inf, dtype=torch.float64)
+    lse = torch.full(q.shape[:2], torch.inf, dtype=torch.float64)
+    for i, keys in enumerate(lists):
+        if not keys:
+            continue
+        picked = rows[keys].double()
+        scores = q[i].double() @ picked.T * scale
+        largest[i], lse[i] = scores.max(1).values, scores.logsumexp(1)
+        out[i] = scores.softmax(1) @ picked[:, :d_v]
+        if sink is not None:
+            out[i] *= torch.sigmoid(lse[i] - sink.double())[:, None]
+    return out, largest, lse
+
+
+def kept(row, count, keys):
+    return [int(j) for j in row[:count] if 0 <= int(j) < keys]
+
+
+def close(got, want, dtype):
+    tolerance = {torch.float32: 2e-5, torch.bfloat16: 1.2e-2}[dtype]
+    torch.testing.assert_close(got.cpu().double(), want, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("dim", "heads", "dtype"), [(576, 16, torch.float32), (512, 5, torch.float32), (576, 64, torch.bfloat16)])
+def test_prefill(dim, heads, dtype, device):
+    torch.manual_seed(dim + heads)
+    queries, keys, topk = 7, 90, 70
+    q, kv = torch.randn(queries, heads, dim).to(dtype), torch.randn(keys, 1, dim).to(dtype)
+    indices = torch.randint(-3, keys + 3, (queries, 1, topk), dtype=torch.int32)
+    indices[2] = -1
+    indices[3, :, :4] = 5
+    length = torch.tensor([70, 0, 9, 33, 70, 1, 65], dtype=torch.int32)
+    sink = torch.randn(heads)
+    sink[0], sink[1] = torch.inf, -torch.inf
+    for counts, logits in ((None, None), (length, sink)):
+        out, largest, lse = flash_mla.flash_mla_sparse_fwd(
+            q.to(device), kv.to(device), indices.to(device), dim**-0.5, 512,
+            None if logits is None else logits.to(device), None if counts is None else counts.to(device),
+        )  # fmt: skip
+        lists = [kept(indices[i, 0], topk if counts is None else int(counts[i]), keys) for i in range(queries)]
+        want = want_of(q, kv[:, 0], lists, dim**-0.5, 512, logits)
+        close(out, want[0], dtype)
+        torch.testing.assert_close(largest.cpu().double(), want[1], atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(lse.cpu().double(), want[2], atol=1e-4, rtol=1e-4)
+
+
+def write_656(rows):
+    """Rows [n, 576] as 656 bytes each, and what they are worth."""
+    scale = rows[:, :512].unflatten(1, (4, 128)).abs().amax(-1) / 448
+    codes = (rows[:, :512].unflatten(1, (4, 128)) / scale[..., None]).to(torch.float8_e4m3fn)
+    own = rows[:, 512:].bfloat16()
+    packed = torch.cat((codes.flatten(1).view(torch.uint8), scale.view(torch.uint8), own.contiguous().view(torch.uint8)), 1)
+    return packed, torch.cat(((codes.float() * scale[..., None]).flatten(1), own.float()), 1)
+
+
+def write_584(rows, pages, size):
+    """Pages of size * 584 bytes, a gap behind each, and what the rows are worth."""
+    exponent = (rows[:, :448].unflatten(1, (7, 64)).abs().amax(-1) / 448).log2().ceil()
+    codes = (rows[:, :448].unflatten(1, (7, 64)) * torch.exp2(-exponent)[..., None]).to(torch.float8_e4m3fn)
+    own = rows[:, 448:].bfloat16()
+    stride = -(-size * 584 // 576) * 576
+    memory = torch.full((pages, stride), 0xFF, dtype=torch.uint8)
+    data = torch.cat((codes.flatten(1).view(torch.uint8), own.contiguous().view(torch.uint8)), 1).view(pages, size * 576)
+    scales = torch.nn.functional.pad((exponent + 127).to(torch.uint8), (0, 1)).view(pages, size * 8)
+    memory[:, : size * 576], memory[:, size * 576 : size * 584] = data, scales
+    cache = memory.as_strided((pages, size, 1, 584), (stride, 584, 584, 1))
+    return cache, torch.cat(((codes.float() * torch.exp2(exponent)[..., None]).flatten(1), own.float()), 1)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("kind", ["plain", "gaps", "656", "584"])
+@pytest.mark.parametrize("extra", [False, True])
+def test_decode(kind, extra, device):
+    torch.manual_seed(len(kind) + extra)
+    batch, seq_q, heads, pages, size, topk = 3, 2, 8, 5, 16, 40
+    dim = 512 if kind == "584" else 576
+    q = torch.randn(batch, seq_q, heads, dim)
+    caches, worth = [], []
+    for _ in range(1 + extra):
+        rows = torch.randn(pages * size, dim)
+        if kind == "656":
+            packed, rows = write_656(rows)
+            cache = packed.view(pages, size, 1, 656)
+        elif kind == "584":
+            cache, rows = write_584(rows, pages, size)
+        else:
+            cache = torch.full((pages, size + 3 * (kind == "gaps"), 1, dim), torch.nan)
+            cache[:, :size] = rows.view(pages, size, 1, dim)
+            cache = cache[:, :size]
+        caches.append(cache.to(device) if kind != "584" else cache if device == "cpu" else _moved(cache, device))
+        worth.append(rows)
+    indices = [torch.randint(-2, pages * size, (batch, seq_q, topk + 7 * n), dtype=torch.int32) for n in range(1 + extra)]
+    for lists in indices:
+        lists[1, 0] = -1
+    length = torch.tensor([topk, 11, 0], dtype=torch.int32)
+    sink = torch.randn(heads)
+    out, lse = flash_mla.flash_mla_with_kvcache(
+        q.to(device), caches[0], None, None, 512, softmax_scale=0.05, is_fp8_kvcache=kind in ("656", "584"),
+        indices=indices[0].to(device), attn_sink=sink.to(device), topk_length=length.to(device),
+        extra_k_cache=caches[1] if extra else None, extra_indices_in_kvcache=indices[1].to(device) if extra else None,
+    )  # fmt: skip
+    for b in range(batch):
+        lists = []
+        for i in range(seq_q):
+            own = kept(indices[0][b, i], int(length[b]), pages * size)
+            second = [pages * size + j for j in kept(indices[1][b, i], 999, pages * size)] if extra else []
+            lists.append(own + second)
+        want, _, want_lse = want_of(q[b], torch.cat(worth), lists, 0.05, 512, sink)
+        close(out[b], want, torch.float32)
+        torch.testing.assert_close(lse[b].T.cpu().double(), want_lse, atol=1e-4, rtol=1e-4)
+
+
+def _moved(cache, device):
+    memory = torch.empty(cache.shape[0] * cache.stride(0), dtype=torch.uint8, device=device)
+    moved = memory.as_strided(cache.shape, cache.stride())
+    flat = cache.as_strided((cache.shape[0] * cache.stride(0),), (1,))
+    memory.copy_(flat)
+    return moved
+
+
+def test_refuses_by_name():
+    q, cache = torch.randn(1, 1, 4, 576), torch.randn(2, 8, 1, 576)
+    lists = torch.zeros(1, 1, 4, dtype=torch.int32)
+
+    def call(**changes):
+        given = {"q": q, "k_cache": cache, "indices": lists, **changes}
+        flash_mla.flash_mla_with_kvcache(given.pop("q"), given.pop("k_cache"), None, None, 512, **given)
+
+    for name, changes in {
+        "indices": {"indices": lists.long()},
+        "causal": {"causal": True},
+        "topk_length": {"topk_length": torch.ones(2, dtype=torch.int32)},
+        "extra_indices_in_kvcache": {"extra_k_cache": cache},
+        "extra_topk_length": {"extra_topk_length": torch.ones(1, dtype=torch.int32)},
+        "attn_sink": {"attn_sink": torch.zeros(3)},
+        "k_cache": {"is_fp8_kvcache": True, "k_cache": torch.zeros(2, 8, 1, 100, dtype=torch.uint8)},
+        "is_fp8_kvcache": {"k_cache": torch.zeros(2, 8, 1, 656, dtype=torch.uint8)},
+    }.items():
+        with pytest.raises(ValueError, match=f"^{name}: "):
+            call(**changes)
+    with pytest.raises(NotImplementedError, match="^attn_sink: "):
+        call(indices=None, attn_sink=torch.zeros(4))
+    assert math.isfinite(flash_mla.flash_mla_sparse_fwd(q[0], cache[0], lists, 1.0)[0].sum())
