@@ -167,8 +167,10 @@ def _over_slots(q, caches, head_dim_v, scale, is_fp8, attn_sink):
     """Attention over one cache or two, by slots."""
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     if is_fp8:  # the listed rows of all caches, side by side: each query has a sequence of its own
-        rows, lists = zip(*(_expanded(q, *cache) for cache in caches), strict=True)
-        kv, named = torch.cat(rows, 2), torch.cat(lists, 2)
+        rows, listed = zip(*(_expanded(q, *cache) for cache in caches), strict=True)
+        kv, listed = torch.cat(rows, 2), torch.cat(listed, 2)
+        places = torch.arange(listed.shape[2], device=q.device, dtype=torch.int32)
+        named = torch.where(listed, places, -1)
         batch, seq_q, topk = named.shape
         _check_columns("k_cache", q, kv, "head_dim_v", head_dim_v)
         out, lse, _ = _listed(
@@ -277,12 +279,11 @@ def _as_slots(cache, indices):
 
 
 def _expanded(q, name, cache, indices, length):
-    """The listed rows of a cache of 8 bits, [batch, seq_q, topk, dim] in q's type, and lists of them: places, or -1."""
+    """The listed rows of a cache of 8 bits, [batch, seq_q, topk, dim] in q's type, and which of them are keys."""
     pages, size, _, width = cache.shape
-    places = torch.arange(indices.shape[-1], device=indices.device, dtype=torch.int32)
     counts = (indices >= 0) & (indices < pages * size)
     if length is not None:
-        counts &= places < length.view(-1, 1, 1)
+        counts &= torch.arange(indices.shape[-1], device=indices.device) < length.view(-1, 1, 1)
     slots = torch.where(counts, indices, 0).long()
     if width not in (584, 656):
         raise ValueError(f"{name}: got rows of {width} bytes; allowed are 656 and 584 with is_fp8_kvcache and indices")
@@ -302,7 +303,7 @@ def _expanded(q, name, cache, indices, length):
         codes = rows[..., :448].view(torch.float8_e4m3fn).float().unflatten(-1, (7, 64))
         values = (codes * torch.exp2(scales.float() - 127).unsqueeze(-1)).flatten(-2)
         own = rows[..., 448:].contiguous().view(torch.bfloat16)
-    return torch.cat((values.to(q.dtype), own.to(q.dtype)), -1), torch.where(counts, places, -1).contiguous()
+    return torch.cat((values.to(q.dtype), own.to(q.dtype)), -1), counts
 
 
 def _check_columns(name, q, kv, name_of_width, head_dim_v):

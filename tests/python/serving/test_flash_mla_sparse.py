@@ -6,9 +6,6 @@ import pytest
 import torch
 from flash_attention import flash_mla
 
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
-
-
 def want_of(q, rows, lists, scale, d_v, sink=None):
     """q [queries, heads, dim]; rows [keys, dim]; lists: python lists of keys. out, largest score, lse in float64."""
     out = torch.zeros(*q.shape[:2], d_v, dtype=torch.float64)
@@ -35,7 +32,6 @@ def close(got, want, dtype):
     torch.testing.assert_close(got.cpu().double(), want, atol=tolerance, rtol=tolerance)
 
 
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(("dim", "heads", "dtype"), [(576, 16, torch.float32), (512, 5, torch.float32), (576, 64, torch.bfloat16)])
 def test_prefill(dim, heads, dtype, device):
     torch.manual_seed(dim + heads)
@@ -82,7 +78,6 @@ def write_584(rows, pages, size):
     return cache, torch.cat(((codes.float() * torch.exp2(exponent)[..., None]).flatten(1), own.float()), 1)
 
 
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("kind", ["plain", "gaps", "656", "584"])
 @pytest.mark.parametrize("extra", [False, True])
 def test_decode(kind, extra, device):
