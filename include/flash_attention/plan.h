@@ -145,6 +145,7 @@ struct Plan {
   std::vector<MapLayout> maps{};                     ///< for all launches
   bool counts_repairs = false;                       ///< it adds to Options::repairs
   CpuChoices cpu{};
+  std::int64_t listed_blocks = -1;  ///< where the workspace has lists of blocks as a block mask; -1: nowhere
   std::string tuned{};  ///< what was measured for it (tune.h), in words; empty: the planner chose by its rules
   std::vector<Candidate> candidates{};  ///< in the order in which they were considered, up to the chosen one
 

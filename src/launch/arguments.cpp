@@ -8,6 +8,7 @@
 #include "launch/program_arguments.h"
 #include "launch/views.h"
 #include "plan/features.h"
+#include "plan/key_list.h"
 #include "plan/masks.h"
 
 namespace flash_attention::launch {
@@ -30,9 +31,30 @@ void find_prepared(const Plan& plan, const void* data, abi::AttentionArgs& args)
   }
 }
 
+void set_lists(const Problem& p, const Buffers& b, abi::AttentionArgs& args) {
+  args.key_list = b.key_list;
+  args.key_counts = b.key_counts;
+  args.list_entries = static_cast<int>(p.key_list.entries);
+  args.list_heads = static_cast<int>(p.key_list.heads);
+  args.list_block_q = static_cast<int>(p.key_list.block_q);
+  args.list_block_kv = static_cast<int>(p.key_list.block_kv);
+}
+
+/// Lists of blocks of which the first launch makes a block mask, for kernels that take one.
+abi::AttentionArgs with_listed_blocks(const Problem& p, const Plan& plan, const Buffers& b, const Options& options) {
+  Plan masked = plan;
+  masked.listed_blocks = -1;
+  Buffers buffers = b;
+  buffers.block_mask = static_cast<const std::uint8_t*>(options.workspace) + plan.listed_blocks;
+  abi::AttentionArgs args = make_arguments(plan::with_block_mask(p), masked, buffers, options);
+  set_lists(p, b, args);
+  return args;
+}
+
 }  // namespace
 
 abi::AttentionArgs make_arguments(const Problem& p, const Plan& plan, const Buffers& b, const Options& options) {
+  if (plan.listed_blocks >= 0) return with_listed_blocks(p, plan, b, options);
   abi::AttentionArgs args{};
   args.Q = view(b.q, p.q_strides);
   args.K = view(b.k, p.k_strides);
@@ -99,13 +121,8 @@ abi::AttentionArgs make_arguments(const Problem& p, const Plan& plan, const Buff
   args.window_left = static_cast<int>(std::min(p.window_left, far));
   args.window_right = static_cast<int>(std::min(p.window_right, far));
   args.chunk = static_cast<int>(std::min(p.attention_chunk, far));
-  args.key_list = b.key_list;
-  args.key_counts = b.key_counts;
   args.row_max = b.row_max;
-  args.list_entries = static_cast<int>(p.key_list.entries);
-  args.list_heads = static_cast<int>(p.key_list.heads);
-  args.list_block_q = static_cast<int>(p.key_list.block_q);
-  args.list_block_kv = static_cast<int>(p.key_list.block_kv);
+  set_lists(p, b, args);
   args.scale = *p.scale;
   args.softcap = p.softcap;
   args.seed = options.seed;

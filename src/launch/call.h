@@ -90,8 +90,8 @@ struct Call {
   const std::int32_t* key_list = nullptr;    // with list_heads != 0: [batch, rows of lists, list_heads, list_entries]
   const std::int32_t* key_counts = nullptr;  // may be null
   std::int64_t list_entries = 0, list_block_q = 1, list_block_kv = 1;
-  int list_heads = 0;     // 0: no lists; else 1, heads_kv or heads_q
-  bool list_set = false;  // an entry that stands twice counts once
+  int list_heads = 0;        // 0: no lists; else 1, heads_kv or heads_q
+  bool list_set = false;     // an entry that stands twice counts once
   float* row_max = nullptr;  // as lse; may be null
 
   int num_splits = 1;

@@ -8,6 +8,8 @@
 #include <vector>
 
 #include "flash_attention/error.h"
+#include "plan/kernel_config.h"
+#include "plan/key_list.h"
 #include "plan/masks.h"
 #include "plan/program.h"
 #include "plan/request.h"
@@ -173,8 +175,35 @@ std::optional<Plan> plan_choice(const Problem& problem, Pass pass, const DeviceI
   return std::nullopt;
 }
 
-Plan choose(const Problem& problem, Pass pass, const DeviceInfo& device, std::string_view kernel,
-            std::optional<TileSize> tile, std::optional<BackwardPart> part) {
+namespace {
+
+/// Whether lists of blocks may become a block mask: it takes no more memory than Q, and its blocks are those of tiles.
+bool may_become_mask(const Problem& p, Pass pass) {
+  constexpr std::int64_t smallest_block = 16;
+  const bool lists = p.key_list.kind == KeyListKind::blocks && p.key_list.block_kv >= smallest_block;
+  if (!lists || p.packed || p.page_size != 0 || p.seq_q == 0 || p.seq_kv == 0 || p.batch == 0) return false;
+  if (pass != Pass::forward && pass != Pass::backward) return false;
+  const std::int64_t query_bytes = p.batch * p.seq_q * p.heads_q * p.head_dim * static_cast<std::int64_t>(size_of(p.dtype));
+  return block_mask_bytes(p) <= query_bytes;
+}
+
+/// The launch that makes the mask, before all others. Lists change from call to call: it is no prepared mask.
+void add_listed_blocks(const Problem& p, Plan& plan) {
+  constexpr std::size_t unit = 256;
+  const auto whole = [](std::size_t size) { return (size + unit - 1) / unit * unit; };
+  plan.listed_blocks = static_cast<std::int64_t>(whole(plan.workspace_bytes));
+  plan.workspace_bytes = whole(plan.workspace_bytes) + whole(static_cast<std::size_t>(block_mask_bytes(p)));
+  plan.mask.present = false;
+  Launch launch{.unit = "mask/listed_blocks",
+                .entry = "mask_listed_blocks",
+                .config = launch_config(abi::ForwardConfig{}),
+                .block = 128};
+  launch.grid[0] = static_cast<int>(p.batch * list_rows(p) * p.key_list.heads);
+  plan.launches.insert(plan.launches.begin(), std::move(launch));
+}
+
+Plan choose_kernel(const Problem& problem, Pass pass, const DeviceInfo& device, std::string_view kernel,
+                   std::optional<TileSize> tile, std::optional<BackwardPart> part) {
   if (kernel.empty() && !tile && !part) {
     if (std::optional<Plan> tuned = plan_tuned(problem, pass, device)) return *std::move(tuned);
   }
@@ -216,6 +245,21 @@ Plan choose(const Problem& problem, Pass pass, const DeviceInfo& device, std::st
   std::string message = "no kernel for " + where + " takes this problem";
   for (const Candidate& candidate : candidates) message += "; " + candidate.kernel + ": " + candidate.reason;
   throw Error(ErrorCode::unsupported, message);
+}
+
+}  // namespace
+
+Plan choose(const Problem& problem, Pass pass, const DeviceInfo& device, std::string_view kernel,
+            std::optional<TileSize> tile, std::optional<BackwardPart> part) {
+  const bool gpu = device_traits(device.device).gpu_kernels;
+  if (gpu && !kernel.ends_with("/listed") && may_become_mask(problem, pass)) {
+    Plan plan = choose_kernel(with_block_mask(problem), pass, device, kernel, tile, part);
+    if (!kernel.empty() || !plan.kernel.ends_with("/portable")) {  // tensor cores
+      add_listed_blocks(problem, plan);
+      return plan;
+    }
+  }
+  return choose_kernel(problem, pass, device, kernel, tile, part);
 }
 
 }  // namespace flash_attention::plan

@@ -25,4 +25,10 @@ constexpr bool lists_by_query_head(const Problem& p) {
 constexpr std::int64_t list_units(const Problem& p) { return lists_by_query_head(p) ? p.heads_q : p.heads_kv; }
 constexpr std::int64_t stacked_heads(const Problem& p) { return p.heads_q / list_units(p); }
 
+/// The same problem with lists of blocks as a block mask, [batch, 1 or heads_q, rows of lists, blocks of keys] dense.
+Problem with_block_mask(const Problem& problem);
+
+/// Bytes of that mask.
+std::int64_t block_mask_bytes(const Problem& problem);
+
 }  // namespace flash_attention::plan

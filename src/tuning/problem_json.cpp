@@ -28,6 +28,8 @@ template <>
 constexpr int count_of<Alignment> = 2;
 template <>
 constexpr int count_of<Precision> = 4;
+template <>
+constexpr int count_of<KeyListKind> = 3;
 
 // Writing -------------------------------------------------------------------------------------------------------------
 
@@ -55,6 +57,15 @@ Json write(const ScoreTensor& t) {
 }
 Json write(const HiddenRows& h) {
   return Json::object().add("bounds", h.bounds).add("batch_stride", h.batch_stride).add("head_stride", h.head_stride);
+}
+Json write(const KeyList& l) {
+  return Json::object()
+      .add("kind", to_string(l.kind))
+      .add("entries", l.entries)
+      .add("heads", l.heads)
+      .add("block_q", l.block_q)
+      .add("block_kv", l.block_kv)
+      .add("counts", l.counts);
 }
 Json write(const BlockMask& m) {
   return Json::object()
@@ -145,6 +156,15 @@ void read(const Member& at, HiddenRows& to) {
   read(at.member("bounds"), to.bounds);
   read(at.member("batch_stride"), to.batch_stride);
   read(at.member("head_stride"), to.head_stride);
+}
+void read(const Member& at, KeyList& to) {
+  at.require(Kind::object, "a kind and sizes");
+  read(at.member("kind"), to.kind);
+  read(at.member("entries"), to.entries);
+  read(at.member("heads"), to.heads);
+  read(at.member("block_q"), to.block_q);
+  read(at.member("block_kv"), to.block_kv);
+  read(at.member("counts"), to.counts);
 }
 void read(const Member& at, BlockMask& to) {
   at.require(Kind::object, "blocks and strides");

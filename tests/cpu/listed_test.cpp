@@ -18,7 +18,8 @@ class CpuListedCache : public ::testing::TestWithParam<Case> {};
 
 TEST_P(CpuListedCache, Forward) { check(GetParam(), {.kernel = "cpu/listed"}); }
 
-INSTANTIATE_TEST_SUITE_P(Float16, CpuListedCache, ::testing::ValuesIn(some_of(list_cache_cases(Dtype::float16), 2)), case_name);
+INSTANTIATE_TEST_SUITE_P(Float16, CpuListedCache, ::testing::ValuesIn(some_of(list_cache_cases(Dtype::float16), 2)),
+                         case_name);
 
 /// A list of all keys, in any order, is the dense call.
 TEST(CpuListedIdentity, IsTheDenseCall) {

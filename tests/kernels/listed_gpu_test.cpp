@@ -13,7 +13,8 @@ TEST_P(ListedGpu, Forward) {
 TEST_P(ListedGpu, Backward) {
   REQUIRE_GPU(70);
   check(GetParam(), {.device = {.kind = DeviceKind::cuda}, .kernel = "backward/listed", .pass = Pass::backward});
-  check_reproducible(GetParam(), {.device = {.kind = DeviceKind::cuda}, .kernel = "backward/listed", .pass = Pass::backward});
+  check_reproducible(GetParam(),
+                     {.device = {.kind = DeviceKind::cuda}, .kernel = "backward/listed", .pass = Pass::backward});
 }
 
 INSTANTIATE_TEST_SUITE_P(Float32, ListedGpu, ::testing::ValuesIn(list_cases(Dtype::float32)), case_name);

@@ -35,6 +35,7 @@ from flash_attention.compat.flashinfer.prefill import (
     single_prefill_with_kv_cache_return_lse,
 )
 from flash_attention.compat.flashinfer.ragged import BatchPrefillWithRaggedKVCacheWrapper
+from flash_attention.compat.flashinfer.sparse import BlockSparseAttentionWrapper, VariableBlockSparseAttentionWrapper
 
 __all__ = [
     "BatchAttention",
@@ -46,9 +47,11 @@ __all__ = [
     "BatchPrefillWithPagedKVCacheWrapper",
     "BatchPrefillWithRaggedKVCacheWrapper",
     "BatchPrefillWithSharedPrefixPagedKVCacheWrapper",
+    "BlockSparseAttentionWrapper",
     "CUDAGraphBatchDecodeWithPagedKVCacheWrapper",
     "MultiLevelCascadeAttentionWrapper",
     "PODWithPagedKVCacheWrapper",
+    "VariableBlockSparseAttentionWrapper",
     "append_paged_kv_cache",
     "append_paged_mla_kv_cache",
     "fast_decode_plan",
