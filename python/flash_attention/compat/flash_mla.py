@@ -137,6 +137,10 @@ def flash_mla_sparse_fwd(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Attention of each query over the keys that its list names: prefill.
 
+        q, kv = torch.randn(4, 16, 576), torch.randn(64, 1, 576)
+        indices = torch.randint(0, 64, (4, 1, 8), dtype=torch.int32)
+        out, max_logits, lse = flash_mla_sparse_fwd(q, kv, indices, 576**-0.5)
+
     Args:
         q: [seq_q, heads_q, head_dim].
         kv: [seq_kv, heads_kv, head_dim]; the first d_v columns are the values.
