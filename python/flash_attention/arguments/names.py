@@ -2,8 +2,8 @@
 
 A refusal has two attributes besides its text: `argument`, by the name that attention() has for it, and `sentence`, in which
 the names of other arguments are in braces. An entrance whose caller knows other names has a constant table of them,
-{"page_table": "block_table"}. renamed() puts them in, where the error leaves the entrance: `with Renamed(names):` in Python,
-_core.attention() in C++.
+{"page_table": "block_table"}. renamed() puts them in, where the error leaves the entrance: `with Renamed(names):` in
+Python, _core.attention() in C++.
 """
 
 import re
