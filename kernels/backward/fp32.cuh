@@ -5,7 +5,7 @@
 #include "backward/sm80_dq.cuh"
 
 // Attention backward of float32 with products and sums in fp32, on CUDA cores (precision = ieee): sm_80 and up, the whole
-// contract but for bits that are the same in every run, which backward/portable has.
+// contract.
 //
 // It is backward/sm80 with products of tile/fma_product.cuh: the same copies, scores and epilogue. P and dS are in the same
 // place, one after the other, so that a tile of 128 keys and 128 columns has room:
@@ -21,6 +21,12 @@ namespace flash_attention {
 template <BackwardConfig config>
 __device__ __forceinline__ void backward_fp32(const AttentionArgs& args) {
   backward_sm80<config>(args);
+}
+
+/// dQ by itself: the same bits in every run.
+template <BackwardConfig config>
+__device__ __forceinline__ void backward_fp32_dq(const AttentionArgs& args) {
+  backward_sm80_dq<config>(args);
 }
 
 /// dQ from the sums in the workspace.

@@ -90,7 +90,8 @@ __device__ __forceinline__ void backward_sm80_finish_dq(const AttentionArgs& arg
   if constexpr (Shape::repairs_rows) repair_queries<config>(args, sequence, block.head_idx, q_begin, storage.repair.up());
 }
 
-/// A block takes block_q queries of one head, a warp 16 of them; dS goes from one product into the next in registers.
+/// A block takes block_q queries of one head, a warp 16 of them; dS goes from one product into the next in registers, or in
+/// fp32 through shared memory, where each warp has rows of its own.
 template <BackwardConfig config>
 struct BackwardSm80Query {
   using Shape = BackwardSm80Shape<config>;
@@ -117,6 +118,7 @@ struct BackwardSm80Query {
   const int lane = threadIdx.x % 32, warp_row = static_cast<int>(threadIdx.x) / 32 * 16;
   const tile::LanePlace place{lane};
   const unsigned Q_smem, dO_smem, K_smem, V_smem;
+  const unsigned dS_smem;  // of products in fp32: behind the storage, where the planner reserves it
   float dQ[1][dim / 8][4]{};
 
   __device__ __forceinline__ BackwardSm80Query(const AttentionArgs& arguments, SharedStorage& storage,
@@ -128,7 +130,8 @@ struct BackwardSm80Query {
         Q_smem(ptx::shared_address(&storage.Q)),
         dO_smem(ptx::shared_address(&storage.dO)),
         K_smem(ptx::shared_address(&storage.K)),
-        V_smem(ptx::shared_address(&storage.V)) {}
+        V_smem(ptx::shared_address(&storage.V)),
+        dS_smem(ptx::shared_address(&storage) + static_cast<unsigned>(sizeof(SharedStorage))) {}
 
   __device__ __forceinline__ void load_keys(int kv_begin) const {
     const int kv_head_idx = head_idx / args.group;
@@ -144,13 +147,25 @@ struct BackwardSm80Query {
     sm80::multiply_rows<features, dOTile, VTile, dim_v, false>(dP, dO_smem, warp_row, V_smem, 0, lane);
     const tile::Dropout dropout(args, sequence.batch_idx, head_idx);
     if (Shape::some_hidden(score, q_begin, kv_begin)) {
-      ptx::path<Shape::split ? "backward/tf32 edge tile of dQ" : "backward/sm80 edge tile of dQ">();
+      ptx::path<Shape::split    ? "backward/tf32 edge tile of dQ"
+                : Shape::floats ? "backward/fp32 edge tile of dQ"
+                                : "backward/sm80 edge tile of dQ">();
       Shape::template differentiate<true>(S, dP, score, rows, dropout, q_begin + warp_row, kv_begin, place);
     } else {
-      ptx::path<Shape::split ? "backward/tf32 inner tile of dQ" : "backward/sm80 inner tile of dQ">();
+      ptx::path<Shape::split    ? "backward/tf32 inner tile of dQ"
+                : Shape::floats ? "backward/fp32 inner tile of dQ"
+                                : "backward/sm80 inner tile of dQ">();
       Shape::template differentiate<false>(S, dP, score, rows, dropout, q_begin + warp_row, kv_begin, place);
     }
-    sm80::multiply_registers<features, KTile>(dQ, dP, K_smem, lane);
+    if constexpr (Shape::fp32_products) {
+      using dSTile = typename Shape::PTile;
+      __syncwarp();  // all lanes have read dS of the tile before
+      Shape::template store<dSTile>(dP, dS_smem, warp_row, 0, place);
+      __syncwarp();  // dS is there for all lanes
+      sm80::multiply<features, dSTile, KTile, block_kv>(dQ, dS_smem, warp_row, K_smem, 0, lane, dim / 16);
+    } else {
+      sm80::multiply_registers<features, KTile>(dQ, dP, K_smem, lane);
+    }
   }
 
   __device__ __forceinline__ void differentiate_tiles(const tile::Score<features>& score, const tile::TileRange& tiles) {
@@ -193,7 +208,7 @@ struct BackwardSm80Query {
       }
     }
     __syncwarp();  // every lane has read its Q
-    Shape::template store<QTile>(dQ, Q_smem, warp_row, 0, place);
+    Shape::template store_result<QTile>(dQ, Q_smem, warp_row, 0, place);
     __syncwarp();  // the warp's rows are in shared memory
     const auto to = tile::query_rows<Element, features>(args.dQ, sequence, head_idx).from(q_begin);
     tile::store_tile<32, config.head_dim, 16, QTile>(Q_smem, warp_row, to, lane);

@@ -217,8 +217,13 @@ struct BackwardSm80Shape {
     }
   }
 
-  /// A fragment, rounded, into a tile.
+  /// A fragment, rounded, into a tile; store_result if it is a gradient of Q.
   template <typename Tile, int m_tiles, int blocks>
+  __device__ __forceinline__ static void store_result(const float (&C)[m_tiles][blocks][4], unsigned tile_address, int row,
+                                                      int column, const tile::LanePlace& place) {
+    store<Tile, true>(C, tile_address, row, column, place);
+  }
+  template <typename Tile, bool is_result = false, int m_tiles, int blocks>
   __device__ __forceinline__ static void store(const float (&C)[m_tiles][blocks][4], unsigned tile_address, int row,
                                                int column, const tile::LanePlace& place) {
 #pragma unroll
@@ -227,8 +232,12 @@ struct BackwardSm80Shape {
       for (int n = 0; n < blocks; ++n) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          put_pair<Tile>(tile_address, row + 16 * m + place.row + 8 * half, column / 8 + n, place, C[m][n][2 * half],
-                         C[m][n][2 * half + 1]);
+          const float first = C[m][n][2 * half], second = C[m][n][2 * half + 1];
+          if constexpr (is_result) {
+            put_result<Tile>(tile_address, row + 16 * m + place.row + 8 * half, column / 8 + n, place, first, second);
+          } else {
+            put_pair<Tile>(tile_address, row + 16 * m + place.row + 8 * half, column / 8 + n, place, first, second);
+          }
         }
       }
     }

@@ -75,7 +75,6 @@ constexpr MmaQueryTile query_tile{32};
 Answer plan_backward(const Request& r) {
   const Problem& problem = r.problem;
   if (std::string reason = reject_problem(problem, r.device); !reason.empty()) return Refusal{std::move(reason)};
-  if (problem.deterministic) return Refusal{"bits of dq depend on the run"};
   const std::optional<MmaBackwardTile> tile = backward_tile(r);
   std::string reason = reject_mma_backward(problem, r.device, tile, query_tile);
   if (!reason.empty()) return Refusal{std::move(reason)};

@@ -91,7 +91,8 @@ std::optional<MmaBackwardTile> first_that_fits(std::initializer_list<MmaBackward
 
 int MmaQueryTile::shared_bytes(const Problem& problem) const {
   return swizzled_tile_bytes(problem, block_q + block_kv, problem.head_dim) +
-         swizzled_tile_bytes(problem, block_q + block_kv, problem.head_dim_v) + mma_small_bytes;
+         swizzled_tile_bytes(problem, block_q + block_kv, problem.head_dim_v) + mma_small_bytes +
+         (has_fp32_products(problem) ? swizzled_tile_bytes(problem, block_q, block_kv) : 0);  // dS
 }
 
 namespace {

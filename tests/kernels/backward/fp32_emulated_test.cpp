@@ -12,6 +12,9 @@ INSTANTIATE_TEST_SUITE_P(NanGradients, BackwardFp32, ::testing::ValuesIn(some_of
                          case_name);
 INSTANTIATE_TEST_SUITE_P(Float32, BackwardFp32, ::testing::ValuesIn(some_of(ieee(contract_cases(Dtype::float32)), 20)),
                          case_name);
+INSTANTIATE_TEST_SUITE_P(Deterministic, BackwardFp32,
+                         ::testing::ValuesIn(some_of(deterministic(ieee(contract_cases(Dtype::float32))), 40)), case_name);
+INSTANTIATE_TEST_SUITE_P(DeterministicWidths, BackwardFp32, ::testing::ValuesIn(deterministic(fp32_widths())), case_name);
 INSTANTIATE_TEST_SUITE_P(Widths, BackwardFp32, ::testing::ValuesIn(fp32_widths()), case_name);
 
 }  // namespace
