@@ -29,10 +29,10 @@ TEST(DecodeMlaCompile, WithoutSpills) {
   if (with_long_tail()) expect_plans_compile({plan(values)}, 90);
   if (with_long_tail()) expect_plans_compile({plan(latent_decoding(128, 2))}, 90);
   if (with_long_tail()) expect_plans_compile({plan(options)}, 90, 96);
+  expect_plans_compile({plan(codes)}, 90, 96);  // beside the products: Q, the end of an item, the loads
   Problem lists = latent_decoding(128, 2);
   lists.causal = false, lists.key_list = {.kind = KeyListKind::keys, .entries = 2048};
   expect_plans_compile({plan(lists)}, 90);
-  expect_plans_compile({plan(codes)}, 90, 96);  // beside the products: Q, the end of an item, the loads
 }
 
 /// Latent keys on decode/sm80: tiles of four sizes of shared memory.
