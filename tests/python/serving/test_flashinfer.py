@@ -493,3 +493,25 @@ def test_a_graph_is_replayed_after_another_plan():
         for b, length in enumerate(lengths):
             rows = cache[order[starts[b] : starts[b + 1]]].transpose(0, 1).flatten(1, 2)[:, :length]
             torch.testing.assert_close(out[b].double(), exact(q[b : b + 1], *rows)[0][0], atol=3e-3, rtol=0)
+
+
+def test_decode_in_the_old_order(device):
+    """forward() gives options with the call, and what was planned stands for the rest."""
+    cache = torch.randn(4, 2, 8, 2, 64, device=device)
+    q = torch.randn(2, 4, 64, device=device)
+    ends, pages, last = (torch.tensor(x, dtype=torch.int32, device=device) for x in ([0, 2, 4], [2, 0, 1, 3], [8, 3]))
+    found = flashinfer.BatchDecodeWithPagedKVCacheWrapper(torch.empty(1, device=device))
+    found.plan(ends, pages, last, 4, 2, 64, 8)
+    options = {"window_left": 5, "logits_soft_cap": 2.0, "sm_scale": 0.3}
+    out, lse = found.forward(q, cache, **options, return_lse=True)
+    for b, rows in enumerate(([2, 0], [1, 3])):
+        length = 8 + [8, 3][b]
+        k, v = (cache[rows, part].flatten(0, 1)[max(0, length - 6) : length].double() for part in (0, 1))
+        for h in range(4):
+            scores = 2.0 * torch.tanh(0.3 * (k[:, h // 2] @ q[b, h].double()) / 2.0)
+            torch.testing.assert_close(out[b, h].double(), scores.softmax(0) @ v[:, h // 2], atol=2e-6, rtol=1e-5)
+            assert abs(lse[b, h].item() - scores.logsumexp(0).item() / math.log(2)) < 1e-5
+    plain = found.forward(q, cache)
+    again = flashinfer.BatchDecodeWithPagedKVCacheWrapper(torch.empty(1, device=device))
+    again.plan(ends, pages, last, 4, 2, 64, 8)
+    torch.testing.assert_close(plain, again.run(q, cache))
