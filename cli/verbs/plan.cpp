@@ -47,19 +47,26 @@ Json plan_to_json(const Plan& plan) {
       .add("block_q", plan.block_q)
       .add("block_kv", plan.block_kv);
   json.add("num_splits", plan.num_splits).add("workspace_bytes", plan.workspace_bytes);
+  json.add("unproven", plan.unproven);
   if (!plan.tuned.empty()) json.add("tuned", plan.tuned);
   return json.add("launches", launches).add("candidates", candidates);
 }
 
 int list_kernels(bool as_json) {
   Json json = Json::array();
-  Table table({"kernel", "pass", "device", "takes"});
+  Table table({"kernel", "pass", "device", "run on", "takes"});
   for (const KernelSummary& kernel : kernels()) {
     Json entry = Json::object();
     entry.add("kernel", kernel.name).add("pass", to_string(kernel.pass)).add("device", to_string(kernel.device));
-    json.push(entry.add("requirements", kernel.requirements));
-    table.add(
-        {kernel.name, std::string(to_string(kernel.pass)), std::string(to_string(kernel.device)), kernel.requirements});
+    Json proven = Json::array();
+    std::string run_on;
+    for (const int arch : kernel.proven) {
+      proven.push(arch);
+      run_on += (run_on.empty() ? "sm_" : ", sm_") + std::to_string(arch);
+    }
+    json.push(entry.add("proven", proven).add("requirements", kernel.requirements));
+    table.add({kernel.name, std::string(to_string(kernel.pass)), std::string(to_string(kernel.device)), run_on,
+               kernel.requirements});
   }
   std::puts(as_json ? json.text().c_str() : table.text().c_str());
   return ok;
@@ -83,6 +90,8 @@ int plan(const Arguments& arguments) {
   std::printf("problem  %s\ndevice   %s\n\n%s\n", describe(problem).c_str(), describe_device(arguments, info).c_str(),
               to_string(made).c_str());
   if (device_traits(info.device).streams) std::printf("\nsm_%d gets %s\n", info.arch, describe_path(info).c_str());
+  if (made.unproven)
+    std::printf("%s was never run on sm_%d: a self-test at its first use on such a GPU decides\n", made.kernel.c_str(), info.arch);
   std::puts("\nConsidered, in this order:");
   for (const Candidate& candidate : made.candidates) {
     std::printf("  %-22s %s\n", candidate.kernel.c_str(), candidate.reason.empty() ? "chosen" : candidate.reason.c_str());

@@ -54,6 +54,8 @@ struct DeviceInfo {
   std::int64_t core_cache_bytes = 0;  ///< CPU: level-2 cache of one core; 0 where it is not known
   std::shared_ptr<const plan::Tuned> tuned{};  ///< what was measured on it (tune.h); null: nothing
 
+  bool proven_only = false;  ///< GPU: use no kernel that was never run on such a GPU and has not passed its self-test
+
   friend bool operator==(const DeviceInfo&, const DeviceInfo&) = default;
 };
 

@@ -146,7 +146,8 @@ struct Plan {
   bool counts_repairs = false;                       ///< it adds to Options::repairs
   CpuChoices cpu{};
   std::int64_t listed_blocks = -1;  ///< where the workspace has lists of blocks as a block mask; -1: nowhere
-  std::string tuned{};  ///< what was measured for it (tune.h), in words; empty: the planner chose by its rules
+  bool unproven = false;  ///< the kernel was never run on such a GPU, and has not been tested on this one
+  std::string tuned{};    ///< what was measured for it (tune.h), in words; empty: the planner chose by its rules
   std::vector<Candidate> candidates{};  ///< in the order in which they were considered, up to the chosen one
 
   friend bool operator==(const Plan&, const Plan&) = default;
@@ -164,6 +165,7 @@ struct KernelSummary {
   Pass pass;
   DeviceKind device;
   std::string requirements;  ///< in words
+  std::vector<int> proven;   ///< GPU: architectures on which it was run, checked and timed
 };
 FLASH_ATTENTION_API std::vector<KernelSummary> kernels();
 

@@ -44,6 +44,9 @@ nb::list kernel_list() {
     fields["name"] = kernel.name;
     fields["pass"] = to_string(kernel.pass);
     fields["device"] = to_string(kernel.device);
+    nb::list proven;
+    for (const int arch : kernel.proven) proven.append(arch);
+    fields["proven"] = proven;
     fields["requirements"] = kernel.requirements;
     list.append(fields);
   }

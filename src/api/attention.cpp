@@ -78,6 +78,7 @@ std::string explain(const Problem& problem, Pass pass, const Options& options) {
   return api::guarded([&] {
     const std::shared_ptr<const api::Prepared> prepared = api::prepare(problem, pass, options);
     return std::string(to_string(pass)) + " of " + to_string(prepared->problem) + "\n" + to_string(prepared->plan) +
+           (prepared->plan.unproven ? "unproven   never run on such a GPU; a self-test at its first use decides\n" : "") +
            api::described_program(prepared->problem);
   });
 }

@@ -14,8 +14,8 @@ DeviceInfo device_info(Device device) {
   return api::guarded([&] {
     const Backend& backend = api::backend_of(device);
     DeviceInfo info = backend.info(device);
-    if (support::settings().tuned)
-      info.tuned = tuning::known(info, backend.driver != nullptr ? backend.driver() : std::string());
+    info.proven_only = support::settings().qualify == support::Qualify::never && !backend.traits.emulated;
+    info.tuned = tuning::known_to_planner(info, backend.driver != nullptr ? backend.driver() : std::string());
     return info;
   });
 }

@@ -16,7 +16,8 @@ Plan make_plan(const Problem& problem, Pass pass, const DeviceInfo& device, std:
 std::vector<KernelSummary> kernels() {
   std::vector<KernelSummary> all;
   for (const plan::KernelEntry& entry : plan::kernel_table()) {
-    all.push_back({std::string(entry.name), entry.pass, entry.device, std::string(entry.requirements)});
+    all.push_back({std::string(entry.name), entry.pass, entry.device, std::string(entry.requirements),
+                   std::vector(entry.proven.begin(), entry.proven.end())});
   }
   return all;
 }

@@ -14,6 +14,7 @@
 #include "api/backends.h"
 #include "api/checks/program_options.h"
 #include "api/checks/validate.h"
+#include "api/qualify.h"
 #include "plan/kernel_table.h"
 #include "support/settings.h"
 #include "tuning/recorder.h"
@@ -142,7 +143,13 @@ const Kernel& Prepared::kernel(void* stream) const {
 
 namespace {
 
-std::shared_ptr<const Prepared> find_or_make(const KeyView& key) {
+/// Of a stream that is captured, and a kernel that is to be tested first: a plan without it, which is not kept.
+bool waits_for_test(const Plan& plan, const KeyView& key, void* stream) {
+  const Backend& backend = backend_of(key.device);
+  return plan.unproven && key.kernel.empty() && backend.is_captured != nullptr && backend.is_captured(stream);
+}
+
+std::shared_ptr<const Prepared> find_or_make(const KeyView& key, void* stream) {
   Cache& c = cache();
   {
     const std::shared_lock lock(c.mutex);
@@ -152,7 +159,17 @@ std::shared_ptr<const Prepared> find_or_make(const KeyView& key) {
   DeviceInfo device = device_info(key.device);
   if (key.workers > 0) (backend_of(key.device).threads != nullptr ? device.threads : device.num_sms) = key.workers;
   const Problem normalised = normalise(key.problem, key.pass);
-  Plan plan = plan::choose(normalised, key.pass, device, key.kernel, key.tile, key.part);
+  const auto choose = [&] { return plan::choose(normalised, key.pass, device, key.kernel, key.tile, key.part); };
+  Plan plan = choose();
+  if (waits_for_test(plan, key, stream)) [[unlikely]] {
+    device.proven_only = true;
+    return std::make_shared<const Prepared>(key.problem, normalised, choose(), device);
+  }
+  // The next kernel may be unproven, too.
+  for (int i = 0; i < 4 && plan.unproven && key.kernel.empty() && qualify(normalised, plan, device); ++i) {
+    device.tuned = device_info(key.device).tuned;
+    plan = choose();
+  }
   auto prepared = std::make_shared<const Prepared>(key.problem, normalised, std::move(plan), device);
   const std::unique_lock lock(c.mutex);
   if (c.entries.size() >= Cache::capacity) c.entries.clear();
@@ -168,8 +185,9 @@ std::shared_ptr<const Prepared> prepare(const Problem& problem, Pass pass, const
                     tuning::epoch(),  options.kernel, options.tile,   options.part};
   Recent* last = recent();
   if (const auto* found = last != nullptr ? last->find(key) : nullptr) return *found;
-  std::shared_ptr<const Prepared> prepared = find_or_make(key);
-  if (last != nullptr) last->remember(key, prepared);
+  std::shared_ptr<const Prepared> prepared = find_or_make(key, options.stream);
+  const bool lasts = !prepared->device.proven_only || support::settings().qualify == support::Qualify::never;
+  if (last != nullptr && lasts) last->remember(key, prepared);
   return prepared;
 }
 
@@ -179,7 +197,8 @@ std::shared_ptr<const Prepared> prepare_to_run(const Problem& problem, Pass pass
   if (backend_of(options.device).threads == nullptr || options.workspace == nullptr || fits(*wanted)) return wanted;
   for (int threads = wanted->device.threads / 2; threads >= 1; threads /= 2) {
     auto fewer =
-        find_or_make({problem, pass, options.device, threads, tuning::epoch(), options.kernel, options.tile, options.part});
+        find_or_make({problem, pass, options.device, threads, tuning::epoch(), options.kernel, options.tile, options.part},
+                     options.stream);
     if (fits(*fewer)) return fewer;
   }
   return wanted;

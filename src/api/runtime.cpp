@@ -3,6 +3,7 @@
 #include "api/backends.h"
 #include "api/checks/append_problem.h"
 #include "api/guard.h"
+#include "api/qualify.h"
 #include "jit/cached.h"
 #include "jit/compile.h"
 #include "jit/diagnose.h"
@@ -68,6 +69,7 @@ std::vector<Finding> diagnose() {
     for (const DeviceInfo& device : devices()) {
       if (!device_traits(device.device).gpu_kernels) continue;
       findings.push_back({"kernels on " + to_string(device.device), true, describe_path(device), ""});
+      add(api::verdicts_on(device));
     }
     return findings;
   });

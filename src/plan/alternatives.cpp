@@ -72,9 +72,6 @@ class Alternatives {
   std::vector<Alternative> found_;
 };
 
-/// Kernels that are there so that something runs: never faster where another takes the problem.
-bool is_last_resort(const KernelEntry& entry) { return entry.name.ends_with("/portable"); }
-
 }  // namespace
 
 std::vector<Alternative> alternatives(const Problem& normalised, Pass pass, const DeviceInfo& device) {

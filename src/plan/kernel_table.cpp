@@ -57,7 +57,24 @@ std::string missing_option(const KernelEntry& entry, const Request& request) {
   return {};
 }
 
+bool is_unproven(const KernelEntry& entry, const DeviceInfo& device) {
+  return device_traits(device.device).gpu_kernels && !is_last_resort(entry) && std::ranges::find(entry.proven, device.arch) == entry.proven.end();
+}
+
 namespace {
+
+const Verdict* verdict_on(const KernelEntry& entry, const DeviceInfo& device) {
+  const bool known = device.tuned != nullptr && device.tuned->serves(device);
+  return known ? device.tuned->verdict(entry.name, entry.pass) : nullptr;
+}
+
+/// Why a kernel that was never run on such a GPU is not to be used on this one.
+std::string distrust(const KernelEntry& entry, const DeviceInfo& device) {
+  if (!is_unproven(entry, device)) return {};
+  const Verdict* const verdict = verdict_on(entry, device);
+  if (verdict != nullptr) return verdict->passed ? "" : "failed its self-test on this GPU: " + verdict->reason;
+  return device.proven_only ? "was never run on sm_" + std::to_string(device.arch) : "";
+}
 
 using Rows = std::vector<const KernelEntry*>;
 
@@ -88,7 +105,8 @@ std::string missing_capability(const KernelEntry& entry, const Request& request,
 /// The kernels' answers to one request: each is asked at most once.
 class Answers {
  public:
-  Answers(const Request& request, bool gpu) : request_(request), gpu_(gpu) {}
+  /// named: the caller asked for the kernel by its name, whatever is known of it.
+  Answers(const Request& request, bool gpu, bool named) : request_(request), gpu_(gpu), named_(named) {}
 
   Answer take(const KernelEntry& entry) {
     for (auto& [asked, answer] : known_) {
@@ -111,12 +129,13 @@ class Answers {
  private:
   Answer ask(const KernelEntry& entry) const {
     std::string missing = missing_capability(entry, request_, gpu_);
+    if (missing.empty() && !named_) missing = distrust(entry, request_.device);
     if (!missing.empty()) return Refusal{std::move(missing)};
     return entry.plan(request_);
   }
 
   const Request& request_;
-  bool gpu_;
+  bool gpu_, named_;
   std::vector<std::pair<const KernelEntry*, Answer>> known_;
 };
 
@@ -134,6 +153,7 @@ Plan finished(const Request& request, Pass pass, const KernelEntry& entry, Plan 
   plan.kernel = entry.name;
   plan.pass = pass;
   plan.counts_repairs = entry.counts_repairs;
+  plan.unproven = is_unproven(entry, request.device) && verdict_on(entry, request.device) == nullptr;
   prepare_masks(request, plan);
   add_program_source(request.problem, plan);
   return plan;
@@ -165,7 +185,7 @@ std::optional<Plan> plan_choice(const Problem& problem, Pass pass, const DeviceI
     if (entry->name != choice.kernel || !entry->automatic || (request.tile && !takes.tile) ||
         (choice.num_stages > 0 && !takes.stages) || (choice.num_splits > 0 && !takes.splits))
       continue;
-    Answer answer = Answers(request, gpu).take(*entry);
+    Answer answer = Answers(request, gpu, false).take(*entry);
     Offer* const offer = std::get_if<Offer>(&answer);
     if (offer == nullptr) continue;
     Plan plan = finished(request, pass, *entry, std::move(offer->plan));
@@ -210,7 +230,7 @@ Plan choose_kernel(const Problem& problem, Pass pass, const DeviceInfo& device, 
   const Request request = make_request(problem, device, tile, part);
   const bool gpu = device_traits(device.device).gpu_kernels;
   const Rows& rows = rows_of(pass, gpu);
-  Answers answers(request, gpu);
+  Answers answers(request, gpu, !kernel.empty());
   std::vector<Candidate> candidates;
   candidates.reserve(8);  // few problems try more kernels
   bool found = false;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <optional>
+#include <array>
 #include <span>
 #include <string>
 #include <string_view>
@@ -29,6 +30,9 @@ struct Capabilities {
   bool key_list = false;        // Problem::key_list
 };
 
+/// Where kernels were run, checked and timed: on an H200 alone. Elsewhere they are tested before their first use.
+inline constexpr std::array run_on_h200{90};
+
 /// One row of the kernel table. The planner takes the first row that serves the pass and the device and offers a plan.
 struct KernelEntry {
   std::string_view name;
@@ -36,6 +40,7 @@ struct KernelEntry {
   DeviceKind device;  // rows for cuda serve the emulator too
   std::string_view requirements;
   Capabilities takes{};
+  std::span<const int> proven{};  // GPU: architectures on which it was run, checked and timed
   bool automatic = true;        // false: only when requested by name (the ladder)
   bool prefill = false;         // a kernel for many queries: what Offer::prefers_prefill means
   bool counts_repairs = false;  // adds to Options::repairs
@@ -64,6 +69,14 @@ std::span<const KernelEntry> cpu_ladder_kernels();
 int cpu_block_q(CpuIsa isa);
 
 std::span<const KernelEntry> kernel_table();
+
+/// Kernels that are there so that something runs: they take everything, and nothing stands in for them.
+inline bool is_last_resort(const KernelEntry& entry) {
+  return entry.name.ends_with("/portable") || entry.name.starts_with("standard/");
+}
+
+/// Whether a kernel of a GPU was never run on such a GPU.
+bool is_unproven(const KernelEntry& entry, const DeviceInfo& device);
 
 /// An option of the problem that the kernel does not take, whatever the sizes; empty if it takes all.
 std::string missing_option(const KernelEntry& entry, const Request& request);

@@ -26,24 +26,24 @@ std::string to_string(const Choice& choice) {
 }
 
 Problem tuning_form(const Problem& normalised) {
-  Problem p = normalised;
-  for (Strides* strides : {&p.q_strides, &p.k_strides, &p.v_strides, &p.out_strides, &p.dout_strides, &p.dq_strides,
-                           &p.dk_strides, &p.dv_strides, &p.k_scale_strides, &p.v_scale_strides, &p.q_scale_strides})
+  Problem form = normalised;
+  for (Strides* strides : {&form.q_strides, &form.k_strides, &form.v_strides, &form.out_strides, &form.dout_strides, &form.dq_strides,
+                           &form.dk_strides, &form.dv_strides, &form.k_scale_strides, &form.v_scale_strides, &form.q_scale_strides})
     *strides = {};
-  p.causal = p.window_right == 0;
-  p.scale.reset();
-  if (p.softcap != 0) p.softcap = 1;
-  if (p.dropout_p != 0) p.dropout_p = 0.5f;
-  if (p.page_size != 0) p.num_pages = p.total_kv = 0;  // of the whole cache
-  p.page_table_stride = 0;
-  if (p.packed) {
-    for (std::int64_t* length : {&p.seq_q, &p.seq_kv, &p.total_q, &p.total_kv}) *length = end_of_range(*length);
+  form.causal = form.window_right == 0;
+  form.scale.reset();
+  if (form.softcap != 0) form.softcap = 1;
+  if (form.dropout_p != 0) form.dropout_p = 0.5f;
+  if (form.page_size != 0) form.num_pages = form.total_kv = 0;  // of the whole cache
+  form.page_table_stride = 0;
+  if (form.packed) {
+    for (std::int64_t* length : {&form.seq_q, &form.seq_kv, &form.total_q, &form.total_kv}) *length = end_of_range(*length);
   } else {
-    p.total_q = p.total_kv = 0;
+    form.total_q = form.total_kv = 0;
   }
-  if (p.kv_dtype == p.dtype) p.kv_dtype.reset();
-  if (p.q_dtype == p.dtype) p.q_dtype.reset();
-  return p;
+  if (form.kv_dtype == form.dtype) form.kv_dtype.reset();
+  if (form.q_dtype == form.dtype) form.q_dtype.reset();
+  return form;
 }
 
 Tuned::Tuned(const DeviceInfo& device, const std::vector<Entry>& entries, std::vector<Verdict> verdicts)

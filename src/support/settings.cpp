@@ -35,6 +35,9 @@ constexpr SettingDescription descriptions[] = {
     {"FLASH_ATTENTION_CHECK", "on, off", "off",
      "on: some rows of every call are compared with fp64 on the host; a call that differs is an error. Slow"},
     {"FLASH_ATTENTION_TUNED", "on, off", "on", "off: the planner chooses by its rules alone, whatever was measured here"},
+    {"FLASH_ATTENTION_QUALIFY", "0, 1, force", "1",
+     "kernels that were never run on such a GPU: 0 does not use them, 1 tests them once at their first use, force tests them "
+     "again"},
     {"FLASH_ATTENTION_RECORD", "a file", "none",
      "the problems of all calls are added to it, one a line, each once, for `flash-attention tune --problems`"},
     {"FLASH_ATTENTION_EMULATOR_SEED", "0 to 2^64 - 1", "0", "seed of the order in which the emulator runs threads"},
@@ -108,6 +111,14 @@ class Reader {
     refuse(variable, value);
   }
 
+  Qualify qualify(const char* variable) const {
+    const std::string value = text(variable, "1");
+    if (value == "0") return Qualify::never;
+    if (value == "1") return Qualify::first_use;
+    if (value == "force") return Qualify::always;
+    refuse(variable, value);
+  }
+
   ThreadSource thread_source(const char* variable) const {
     const std::string value = text(variable, "auto");
     if (value == "auto") return ThreadSource::automatic;
@@ -145,6 +156,7 @@ Settings read_settings(const Environment& environment) {
   settings.thread_source = reader.thread_source("FLASH_ATTENTION_THREAD_SOURCE");
   settings.check = reader.on_or_off("FLASH_ATTENTION_CHECK", settings.check);
   settings.tuned = reader.on_or_off("FLASH_ATTENTION_TUNED", settings.tuned);
+  settings.qualify = reader.qualify("FLASH_ATTENTION_QUALIFY");
   settings.record = reader.path("FLASH_ATTENTION_RECORD");
   settings.emulator_seed = reader.number("FLASH_ATTENTION_EMULATOR_SEED", 0, 0, UINT64_MAX);
   settings.cxx = reader.text("FLASH_ATTENTION_CXX", settings.cxx);

@@ -19,6 +19,13 @@ enum class ThreadSource : std::uint8_t {
   openmp,  // and none where no runtime is loaded
 };
 
+/// When a kernel that was never run on such a GPU is tested.
+enum class Qualify : std::uint8_t {
+  never,      // and not used
+  first_use,  // on this GPU, once
+  always,     // at its first use in each process, on the emulator, too
+};
+
 /// Everything the library takes from the environment. Read once; the rest of the library asks settings().
 struct Settings {
   std::filesystem::path cache_dir;                         // where compiled kernels are kept
@@ -34,6 +41,7 @@ struct Settings {
   ThreadSource thread_source = ThreadSource::automatic;    // whose threads the CPU backend runs on
   bool check = false;                                      // compare rows of every call with fp64
   bool tuned = true;                                       // use what `flash-attention tune` found
+  Qualify qualify = Qualify::first_use;                    // kernels that were never run on such a GPU
   std::filesystem::path record;                            // a file of the problems that are called; empty: none
   std::uint64_t emulator_seed = 0;                         // of the emulator's schedule
   std::string cxx = "c++";                                 // the compiler of the emulator

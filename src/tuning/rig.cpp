@@ -231,7 +231,7 @@ Rig::Rig(const Call& call, const DeviceInfo& device, const Backend& backend, Inp
   const std::int64_t key_dim = p.head_dim - (p.latent ? p.head_dim_v : 0);
   t.q = numbers(query_layout(p, p.q_strides, p.head_dim), q_dtype, 1, false);
   t.k = numbers(key_layout(p, p.k_strides, key_dim), kv_dtype, 2, true);
-  t.v = numbers(key_layout(p, p.v_strides, p.head_dim_v), kv_dtype, 3, false);
+  t.v = numbers(key_layout(p, p.v_strides, p.head_dim_v), kv_dtype, 3, true);
   t.out = block(query_layout(p, p.out_strides, p.head_dim_v).elements(), size_of(p.dtype));
   const std::int64_t rows = p.heads_q * (p.packed ? p.total_q : p.batch * p.seq_q);
   t.lse = block(rows, sizeof(float));
@@ -333,6 +333,16 @@ double Rig::seconds(const Kernel& kernel, const Plan& plan) {
   const auto start = std::chrono::steady_clock::now();
   run(kernel, plan);
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+void Rig::take_forward_results(const Rig& other) {
+  const auto take = [](const Block& to, const Block& from) {
+    from.download();
+    std::memcpy(to.host(), from.host(), to.bytes());
+    to.upload();
+  };
+  take(tensors_->out, other.tensors_->out);
+  take(tensors_->lse, other.tensors_->lse);
 }
 
 void Rig::clear_results() {

@@ -47,6 +47,9 @@ class Rig {
   /// The same, and how long it takes.
   double seconds(const Kernel& kernel, const Plan& plan);
 
+  /// out and lse of another rig with the same inputs, for a backward pass.
+  void take_forward_results(const Rig& other);
+
   /// Fills what the pass writes with NaN, so that what is not written shows.
   void clear_results();
   /// About `most` values of each tensor: all, or of some rows.

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <functional>
 #include <map>
 #include <mutex>
 #include <new>
@@ -57,7 +58,8 @@ TunedFile shipped_for(const Place& place) {
 std::shared_ptr<const plan::Tuned> read_known(const DeviceInfo& device, const Place& place) {
   TunedFile file = shipped_for(place);
   const TunedFile kept = load(file_of(support::settings().cache_dir, place), place);
-  merge(file, kept.entries, kept.verdicts);
+  const bool tests_again = support::settings().qualify == support::Qualify::always;
+  merge(file, kept.entries, tests_again ? std::vector<plan::Verdict>{} : kept.verdicts);
   if (file.entries.empty() && file.verdicts.empty()) return nullptr;
   return std::make_shared<const plan::Tuned>(device, file.entries, file.verdicts);
 }
@@ -78,14 +80,14 @@ std::optional<std::filesystem::path> folder_to_write() {
   return std::nullopt;
 }
 
-std::filesystem::path keep(const Place& place, const std::vector<plan::Tuned::Entry>& entries,
-                           const std::vector<plan::Verdict>& verdicts) {
+/// Changes the file of a place; returns its path where that was possible.
+std::filesystem::path change_file(const Place& place, const std::function<void(TunedFile&)>& change) {
   const auto folder = folder_to_write();
   if (!folder) return {};
   const auto lock = support::FileLock::acquire(*folder / "lock", 0, 10s);  // another process may add to the same file
   const std::filesystem::path path = file_of(support::settings().cache_dir, place);
   TunedFile file = load(path, place);
-  merge(file, entries, verdicts);
+  change(file);
   if (const auto failure = support::write_file_atomically(path, to_text(file))) {
     support::log("flash_attention: what was measured is not kept on disk: " + *failure);
     return {};
@@ -145,6 +147,12 @@ std::shared_ptr<const plan::Tuned> known(const DeviceInfo& device, const std::st
   return all().places[key] = read_known(device, place);
 }
 
+std::shared_ptr<const plan::Tuned> known_to_planner(const DeviceInfo& device, const std::string& driver) {
+  auto all_of_it = known(device, driver);
+  if (all_of_it == nullptr || support::settings().tuned) return all_of_it;
+  return std::make_shared<const plan::Tuned>(device, std::vector<plan::Tuned::Entry>{}, all_of_it->verdicts());
+}
+
 std::filesystem::path remember(const DeviceInfo& device, const std::string& driver,
                                const std::vector<plan::Tuned::Entry>& entries, const std::vector<plan::Verdict>& verdicts) {
   const Place place = place_of(device, driver);
@@ -157,7 +165,17 @@ std::filesystem::path remember(const DeviceInfo& device, const std::string& driv
     all().places[text_of(place)] = std::make_shared<const plan::Tuned>(device, file.entries, file.verdicts);
   }
   changes.fetch_add(1, std::memory_order_relaxed);
-  return keep(place, entries, verdicts);
+  return change_file(place, [&](TunedFile& kept) { merge(kept, entries, verdicts); });
+}
+
+void keep_on_disk(const DeviceInfo& device, const std::string& driver, const plan::Verdict& verdict) {
+  change_file(place_of(device, driver), [&](TunedFile& kept) { merge(kept, {}, {verdict}); });
+}
+
+void take_from_disk(const DeviceInfo& device, const std::string& driver, std::string_view kernel, Pass pass) {
+  change_file(place_of(device, driver), [&](TunedFile& kept) {
+    std::erase_if(kept.verdicts, [&](const plan::Verdict& one) { return one.kernel == kernel && one.pass == pass; });
+  });
 }
 
 std::uint64_t epoch() { return changes.load(std::memory_order_relaxed); }

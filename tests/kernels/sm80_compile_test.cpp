@@ -66,6 +66,20 @@ TEST(Sm80Compile, ForwardOfWideHeads) {
     expect_compile({problem}, Pass::forward, "forward/sm80", arch);
   }
 }
+/// Tiles for 99 KB of shared memory, of which an SM has 100: no spills there either.
+TEST(Sm80Compile, SmallSharedMemory) {
+  for (const int arch : {89, 86, 120}) {
+    if (arch != 89 && !with_long_tail()) continue;
+    Problem problem = common_problems().front();
+    problem.causal = true;
+    for (const std::int64_t head_dim : {128, 256}) {
+      problem.head_dim = head_dim;
+      expect_compile({problem}, Pass::forward, "forward/sm80", arch);
+    }
+    problem.head_dim = 64;
+    expect_compile({problem}, Pass::backward, "backward/sm80", arch);
+  }
+}
 TEST(Sm80Compile, Backward) { expect_compile(common_problems(), Pass::backward, "backward/sm80", 80); }
 
 /// Large tiles of dbias take nearly all registers. Only dbias is compiled.

@@ -74,5 +74,34 @@ TEST(GpuFacts, SaysWhatIsKnown) {
   EXPECT_THROW(typical_gpu(77), Error);
 }
 
+/// SMs with 100 KB of shared memory and 48 warps: every kernel for many queries has eight warps on one, and no block asks
+/// for more than there is.
+TEST(GpuFacts, small_sms_are_not_left_with_four_warps) {
+  for (const int arch : {86, 89, 120, 121}) {
+    const DeviceInfo device = typical_gpu(arch);
+    for (const Dtype dtype : {Dtype::bfloat16, Dtype::float16}) {
+      for (const std::int64_t head_dim : {32, 40, 64, 80, 96, 128, 160, 192, 224, 256}) {
+        for (const bool causal : {false, true}) {
+          for (const float softcap : {0.0f, 20.0f}) {
+            Problem problem{.batch = 2, .seq_q = 2048, .seq_kv = 2048, .heads_q = 8, .heads_kv = 8, .head_dim = head_dim};
+            problem.dtype = dtype, problem.causal = causal, problem.softcap = softcap;
+            const Plan plan = make_plan(problem, Pass::forward, device);
+            ASSERT_EQ(plan.kernel, "forward/sm80") << head_dim;
+            const Launch& launch = plan.launches.back();
+            const int blocks = (100 << 10) / (launch.shared_bytes + (1 << 10)), warps = blocks * launch.block / 32;
+            EXPECT_LE(launch.shared_bytes, device.shared_bytes);
+            EXPECT_GE(warps, 8) << head_dim << " on sm_" << arch;
+            EXPECT_LE(launch.min_blocks_per_sm * launch.block / 32, 48);
+            EXPECT_GE(plan.block_q, 128);
+          }
+        }
+      }
+    }
+    Problem training{.batch = 2, .seq_q = 2048, .seq_kv = 2048, .heads_q = 8, .heads_kv = 8, .head_dim = 64};
+    training.dtype = Dtype::bfloat16;
+    EXPECT_EQ(make_plan(training, Pass::backward, device).block_kv, 128);  // half of the additions to dQ that 64 x 64 has
+  }
+}
+
 }  // namespace
 }  // namespace flash_attention::testing

@@ -107,6 +107,62 @@ TEST(Tuned, lengths_of_packed_sequences_stand_for_a_range) {
   EXPECT_NE(plan::tuning_form(near), plan::tuning_form(p));
 }
 
+DeviceInfo judged(DeviceInfo device, const std::vector<plan::Verdict>& verdicts) {
+  device.tuned = std::make_shared<const plan::Tuned>(device, std::vector<plan::Tuned::Entry>{}, verdicts);
+  return device;
+}
+
+TEST(Unproven, is_every_kernel_where_it_was_never_run_but_the_last_resort) {
+  const Problem problem = training(128);
+  EXPECT_FALSE(make_plan(problem, Pass::forward, typical_gpu(90)).unproven);
+  EXPECT_FALSE(make_plan(problem, Pass::backward, typical_gpu(90)).unproven);
+  for (const int arch : {80, 86, 89, 100, 120}) {
+    const DeviceInfo gpu = typical_gpu(arch);
+    EXPECT_TRUE(make_plan(problem, Pass::forward, gpu).unproven) << arch;
+    EXPECT_TRUE(make_plan(problem, Pass::backward, gpu).unproven) << arch;
+    EXPECT_FALSE(make_plan(problem, Pass::forward, gpu, "forward/portable").unproven) << arch;
+  }
+}
+
+TEST(Unproven, is_not_used_where_only_proven_kernels_are_wanted) {
+  const Problem problem = training(128);
+  DeviceInfo gpu = typical_gpu(89);
+  gpu.proven_only = true;
+  const Plan plan = make_plan(problem, Pass::forward, gpu);
+  EXPECT_EQ(plan.kernel, "forward/portable");
+  EXPECT_FALSE(plan.unproven);
+  EXPECT_NE(to_string(plan).find("forward/sm80: was never run on sm_89"), std::string::npos);
+  EXPECT_EQ(make_plan(problem, Pass::forward, gpu, "forward/sm80").kernel, "forward/sm80");  // by name it is
+  gpu = typical_gpu(90), gpu.proven_only = true;
+  EXPECT_EQ(make_plan(problem, Pass::forward, gpu).kernel, "forward/sm90");
+}
+
+TEST(Unproven, a_verdict_decides_and_is_for_one_pass_of_one_kernel) {
+  const Problem problem = training(128);
+  const plan::Verdict passed{"forward/sm80", Pass::forward, true, ""};
+  const plan::Verdict failed{"forward/sm80", Pass::forward, false, "out[3] is 7 and should be 1"};
+  const DeviceInfo gpu = typical_gpu(89), good = judged(gpu, {passed}), bad = judged(gpu, {failed});
+  EXPECT_EQ(make_plan(problem, Pass::forward, good).kernel, "forward/sm80");
+  EXPECT_FALSE(make_plan(problem, Pass::forward, good).unproven);
+  EXPECT_TRUE(make_plan(problem, Pass::backward, good).unproven);
+  const Plan plan = make_plan(problem, Pass::forward, bad);
+  EXPECT_EQ(plan.kernel, "forward/portable");
+  EXPECT_NE(to_string(plan).find("forward/sm80: failed its self-test on this GPU: out[3] is 7 and should be 1"),
+            std::string::npos);
+  DeviceInfo careful = good;
+  careful.proven_only = true;
+  EXPECT_EQ(make_plan(problem, Pass::forward, careful).kernel, "forward/sm80");
+
+  // A tuned choice of a kernel that failed later is not used, and a kernel that would be preferred is not waited for.
+  DeviceInfo both = gpu;
+  both.tuned = std::make_shared<const plan::Tuned>(
+      gpu,
+      std::vector<plan::Tuned::Entry>{
+          {plan::tuning_form(normal(problem)), Pass::forward, {{"forward/sm80", 64, 64, 0, 0}, "x", 1.5, 0.01}}},
+      std::vector{failed});
+  EXPECT_EQ(make_plan(problem, Pass::forward, both).kernel, "forward/portable");
+}
+
 TEST(Alternatives, begin_with_the_planners_own_and_are_all_different) {
   for (const int arch : {80, 86, 89, 90, 120}) {
     for (const std::int64_t head_dim : {64, 128, 256}) {

@@ -52,6 +52,7 @@ TEST(Settings, values) {
                                   {"FLASH_ATTENTION_THREADS", "12"},
                                   {"FLASH_ATTENTION_THREAD_SOURCE", "own"},
                                   {"FLASH_ATTENTION_TUNED", "off"},
+                                  {"FLASH_ATTENTION_QUALIFY", "force"},
                                   {"FLASH_ATTENTION_RECORD", "calls.jsonl"},
                                   {"FLASH_ATTENTION_EMULATOR_SEED", "18446744073709551615"},
                                   {"FLASH_ATTENTION_CXX", "clang++"},
@@ -60,6 +61,7 @@ TEST(Settings, values) {
   EXPECT_EQ(settings.cache_limit_bytes, 64 << 20);
   EXPECT_FALSE(settings.jit);
   EXPECT_FALSE(settings.tuned);
+  EXPECT_EQ(settings.qualify, Qualify::always);
   EXPECT_EQ(settings.record, "calls.jsonl");
   EXPECT_EQ(settings.cpu_isa, CpuIsa::avx512);
   EXPECT_EQ(settings.threads, 12);
@@ -81,7 +83,7 @@ TEST(Settings, bad_values_are_refused_by_name) {
       {"FLASH_ATTENTION_CACHE_LIMIT", "1T"},    {"FLASH_ATTENTION_CACHE_LIMIT", "9999999999999G"},
       {"FLASH_ATTENTION_JIT", "maybe"},         {"FLASH_ATTENTION_CPU_ISA", "sse"},
       {"FLASH_ATTENTION_THREADS", "0"},         {"FLASH_ATTENTION_THREADS", "4097"},
-      {"FLASH_ATTENTION_THREADS", "4 "},        {"FLASH_ATTENTION_EMULATOR_SEED", "-1"},
+      {"FLASH_ATTENTION_QUALIFY", "2"}, {"FLASH_ATTENTION_THREADS", "4 "},        {"FLASH_ATTENTION_EMULATOR_SEED", "-1"},
       {"FLASH_ATTENTION_EMULATOR_SEED", "0x1"}, {"FLASH_ATTENTION_THREAD_SOURCE", "torch"}};
   for (const auto& [variable, value] : bad) {
     try {

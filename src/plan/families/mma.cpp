@@ -42,7 +42,11 @@ int MmaForwardTile::shared_bytes(const Problem& problem) const {
                     swizzled_tile_bytes(problem, block_kv, problem.head_dim) +
                     swizzled_tile_bytes(problem, block_kv, v_columns);
   if (has_fp32_products(problem)) return tiles + mma_small_bytes + swizzled_tile_bytes(problem, block_q, block_kv);  // P
-  return tiles + 2 * mma_small_bytes;  // the row sums
+  // ForwardSm80Shape::sums_in_shared: of threads whose registers S and O fill. Wide heads have them, too.
+  const std::int64_t m_tiles = block_q / num_warps / 16, dim_v = mma_tiles(problem.head_dim_v, 16) * 16;
+  const bool wide = std::max(problem.head_dim, problem.head_dim_v) > 256;
+  const bool sums_in_shared = wide || m_tiles * (block_kv + dim_v) / 2 >= 192;
+  return tiles + (sums_in_shared ? 2 : 1) * mma_small_bytes;
 }
 
 std::string MmaForwardTile::reject_size(const Problem& problem, const DeviceInfo& device) const {

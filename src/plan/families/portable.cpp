@@ -164,12 +164,14 @@ std::span<const KernelEntry> portable_kernels() {
                             .narrow_keys = true,
                             .narrow_queries = true,
                             .latent = true},
+                  .proven = run_on_h200,
                   .plan = plan_forward},
       KernelEntry{.name = "backward/portable",
                   .pass = Pass::backward,
                   .device = DeviceKind::cuda,
                   .requirements = requirements,
                   .takes = {.hidden_rows = true, .block_mask = true, .programs = true},
+                  .proven = run_on_h200,
                   .plan = plan_backward}};
   return rows;
 }

@@ -24,7 +24,21 @@ MmaForwardTile wide_tile(const Problem& p, int block_q, int block_kv) {
   return {block_q, block_kv, block_q / 16 * abi::forward_sm80_column_warps(static_cast<int>(p.head_dim_v))};
 }
 
+/// Whether 32 rows a warp fit in registers.
+bool has_wide_warps(const Request& r) {
+  return !r.features.touches_scores() && std::max(r.problem.head_dim, r.problem.head_dim_v) <= 128;
+}
+
+/// SMs of sm_86, sm_89 and sm_120 have 100 KB of shared memory, of which each block takes 1 KB more than it asks for, and a
+/// block may ask for 99 KB.
+bool has_little_shared_memory(const DeviceInfo& device) { return device.shared_bytes <= 99 << 10; }
+int blocks_per_small_sm(const Problem& problem, const MmaForwardTile& tile) {
+  return (100 << 10) / (tile.shared_bytes(problem) + (1 << 10));
+}
+
 /// 32 rows a warp where so many fit in registers, else 16; fewer rows if there are few queries or little shared memory.
+/// Where that is little, eight warps must fit on an SM all the same: with 32 keys two blocks of four (head dimension 128:
+/// 49 KB each), or one of eight with 128 rows (head dimension 256: 97 KB; 64 x 64 would be four warps).
 MmaForwardTile forward_tile(const Request& r) {
   const Problem& problem = r.problem;
   const DeviceInfo& device = r.device;
@@ -32,18 +46,22 @@ MmaForwardTile forward_tile(const Request& r) {
     const MmaForwardTile tile = wide_tile(problem, 64, 32);
     return tile.shared_bytes(problem) <= device.shared_bytes ? tile : wide_tile(problem, 32, 32);
   }
-  const MmaForwardTile small{64, 64, 4};
-  const bool wide_warps = !r.features.touches_scores() && std::max(problem.head_dim, problem.head_dim_v) <= 128;
-  const MmaForwardTile large{128, 64, wide_warps ? 4 : 8};
-  return problem.seq_q <= 64 || large.shared_bytes(problem) > device.shared_bytes ? small : large;
+  const MmaForwardTile small{64, 64, 4}, large{128, 64, has_wide_warps(r) ? 4 : 8}, narrow{128, 32, large.num_warps};
+  const auto fits = [&](const MmaForwardTile& tile) { return tile.shared_bytes(problem) <= device.shared_bytes; };
+  if (problem.seq_q <= 64) return small;
+  const bool masked = r.features.has_mask_data();  // known for blocks of 64 keys
+  if (!has_little_shared_memory(device) || masked) return fits(large) ? large : small;
+  const auto has_eight_warps = [&](const MmaForwardTile& tile) {
+    return fits(tile) && blocks_per_small_sm(problem, tile) * tile.num_warps >= 8;
+  };
+  return has_eight_warps(large) ? large : has_eight_warps(narrow) ? narrow : fits(large) ? large : small;
 }
 
 /// A tile that was requested, with the warps that such a tile has.
 MmaForwardTile asked_tile(const Request& r, const TileSize& asked) {
   const auto [block_q, block_kv] = asked;
   if (is_wide(r.problem)) return wide_tile(r.problem, block_q, block_kv);
-  const int usual = forward_tile(r).num_warps;
-  return {block_q, block_kv, block_q == 128 ? (usual == 4 && r.problem.seq_q > 64 ? 4 : 8) : block_q / 16};
+  return {block_q, block_kv, block_q == 128 ? (has_wide_warps(r) && r.problem.seq_q > 64 ? 4 : 8) : block_q / 16};
 }
 
 std::string reject_forward_tile(const Request& r, const TileSize& asked) {
@@ -80,7 +98,10 @@ std::optional<MmaBackwardTile> backward_tile(const Request& r) {
   const std::int64_t dim = std::max(problem.head_dim, problem.head_dim_v);
   const MmaBackwardTile small{64, 64, 2};
   const MmaBackwardTile large = dim <= 64 ? MmaBackwardTile{128, 128, 2} : dim <= 128 ? MmaBackwardTile{64, 128, 2} : small;
-  return first_that_fits({!r.features.touches_scores() ? large : small, small, {64, 64, 1}}, problem, device);
+  if (r.features.touches_scores()) return first_that_fits({small, {64, 64, 1}}, problem, device);
+  // 99 KB: at head dimension 64 half as many queries with as many keys, so that dQ is added to as seldom.
+  const MmaBackwardTile half = dim <= 64 ? MmaBackwardTile{64, 128, 2} : small;
+  return first_that_fits({large, half, small, {64, 64, 1}}, problem, device);
 }
 
 /// Tiles that were requested: the gradients of more do not fit in registers.
@@ -129,6 +150,7 @@ std::span<const KernelEntry> sm80_kernels() {
                                                            .pass = Pass::forward,
                                                            .device = DeviceKind::cuda,
                                                            .requirements = requirements,
+                                                           .proven = run_on_h200,
                                                            .prefill = true,
                                                            .plan = plan_forward},
                                                           {.name = "backward/sm80",
@@ -136,6 +158,7 @@ std::span<const KernelEntry> sm80_kernels() {
                                                            .device = DeviceKind::cuda,
                                                            .requirements = requirements,
                                                            .takes = {.tile = true, .stages = true},
+                                                           .proven = run_on_h200,
                                                            .plan = plan_backward});
   return rows;
 }

@@ -162,6 +162,7 @@ std::span<const KernelEntry> sm90_fp8_kernels() {
       .requirements = "sm_90; q, k and v of float8_e4m3 or float8_e5m2, out of float16 or bfloat16; strides that "
                       "TMA can take; causal, windows, softcap, ALiBi, sinks, packed, lengths",
       .takes = {.narrow_keys = true, .narrow_queries = true, .tile = true},
+      .proven = run_on_h200,
       .plan = plan_fp8}};
   return rows;
 }

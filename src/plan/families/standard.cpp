@@ -103,11 +103,13 @@ std::span<const KernelEntry> standard_kernels() {
                                                            .pass = Pass::standard_forward,
                                                            .device = DeviceKind::cuda,
                                                            .requirements = requirements,
+                                                           .proven = run_on_h200,
                                                            .plan = plan_forward},
                                                KernelEntry{.name = "standard/backward",
                                                            .pass = Pass::standard_backward,
                                                            .device = DeviceKind::cuda,
                                                            .requirements = requirements,
+                                                           .proven = run_on_h200,
                                                            .plan = plan_backward}};
   return rows;
 }

@@ -94,11 +94,13 @@ std::span<const KernelEntry> tf32_kernels() {
                                                            .pass = Pass::forward,
                                                            .device = DeviceKind::cuda,
                                                            .requirements = requirements,
+                                                           .proven = run_on_h200,
                                                            .plan = plan_forward},
                                                           {.name = "backward/tf32",
                                                            .pass = Pass::backward,
                                                            .device = DeviceKind::cuda,
                                                            .requirements = requirements,
+                                                           .proven = run_on_h200,
                                                            .plan = plan_backward});
   return rows;
 }

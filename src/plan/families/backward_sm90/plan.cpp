@@ -299,6 +299,7 @@ KernelEntry sm90_backward_kernel() {
           .device = DeviceKind::cuda,
           .requirements = "sm_90; float16 or bfloat16; strides that TMA can take; every option",
           .takes = {.hidden_rows = true, .block_mask = true, .programs = true, .tile = true, .stages = true, .parts = true},
+          .proven = run_on_h200,
           .plan = plan_backward};
 }
 

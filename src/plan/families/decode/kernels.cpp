@@ -154,6 +154,7 @@ std::span<const KernelEntry> decode_kernels() {
                             .narrow_keys = true,
                             .tile = true,
                             .stages = true},
+                  .proven = run_on_h200,
                   .plan = plan_sm90},
       KernelEntry{.name = "decode/sm80",
                   .pass = Pass::forward,
@@ -167,6 +168,7 @@ std::span<const KernelEntry> decode_kernels() {
                             .latent = true,
                             .tile = true,
                             .stages = true},
+                  .proven = run_on_h200,
                   .plan = plan_sm80}};
   return rows;
 }

@@ -357,6 +357,7 @@ std::span<const KernelEntry> sm90_kernels() {
                             .tile = true,
                             .stages = true,
                             .splits = true},
+                  .proven = run_on_h200,
                   .prefill = true,
                   .counts_repairs = true,
                   .plan = plan_forward},
