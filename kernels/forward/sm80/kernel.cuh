@@ -82,9 +82,12 @@ struct ForwardSm80Shape {
     };
     KTile K;
     VTile V;
-    float sums[sums_in_shared ? 2 * m_tiles : 1][sums_in_shared ? threads : 1];  // one place for each thread
-    bool unsound[2][column_warps > 1 ? row_warps : 1];                           // of each warp: some of O is not finite
+    union {
+      float sums[sums_in_shared ? 2 * m_tiles : 1][sums_in_shared ? threads : 1];  // one place for each thread
+      bool unsound[2][column_warps > 1 ? row_warps : 1];                           // of each warp: some of O is not finite
+    };
   };
+  static_assert(column_warps == 1 || !sums_in_shared);
 
   __device__ __forceinline__ static tile::BlockCoordinates block_of(const AttentionArgs& args, int block_idx) {
     const int num_tiles = tile::ceil_div(args.seq_q, block_q);
