@@ -72,7 +72,7 @@ std::span<const KernelEntry> kernel_table();
 
 /// Kernels that are there so that something runs: they take everything, and nothing stands in for them.
 inline bool is_last_resort(const KernelEntry& entry) {
-  return entry.name.ends_with("/portable") || entry.name.starts_with("standard/");
+  return entry.name.ends_with("/portable") || entry.name.ends_with("/listed") || entry.name.starts_with("standard/");
 }
 
 /// Whether a kernel of a GPU was never run on such a GPU.

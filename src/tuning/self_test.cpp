@@ -114,6 +114,7 @@ plan::Verdict self_test(std::string_view kernel, Pass pass, const std::vector<Ca
     auto loading = std::async(std::launch::async, load, call.problem, *plan);
     taken.push_back({call, *std::move(plan), std::move(loading)});
   }
+  if (taken.empty()) throw Error(ErrorCode::unavailable, "no problem of the self-test is one that it takes");
   try {
     for (Taken& one : taken) {
       verdict.reason = wrong(one.call, one.plan, *one.kernel.get(), machine, host);
