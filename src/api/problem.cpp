@@ -75,6 +75,12 @@ struct Hasher {
 double visible_scores(const Problem& p) {
   const std::int64_t seq_q = p.packed && p.batch == 1 ? p.total_q : p.seq_q;
   const std::int64_t seq_kv = p.packed && p.batch == 1 ? p.total_kv : p.seq_kv;
+  if (p.key_list.kind != KeyListKind::none) {  // what is listed, though masks may hide some of it
+    const std::int64_t blocks = std::min(p.key_list.entries, seq_kv / std::max<std::int64_t>(p.key_list.block_kv, 1) + 1);
+    const bool set = p.key_list.kind == KeyListKind::blocks;
+    const std::int64_t listed = set ? std::min(blocks * p.key_list.block_kv, seq_kv) : p.key_list.entries;
+    return static_cast<double>(seq_q) * static_cast<double>(listed);
+  }
   const std::int64_t right = p.causal ? 0 : p.window_right;
   if (p.window_left < 0 && right < 0 && p.attention_chunk == 0)
     return static_cast<double>(seq_q) * static_cast<double>(seq_kv);

@@ -37,6 +37,15 @@ TEST(KeyListChecks, TakesWhatIsOne) {
   EXPECT_EQ(api::normalise(p, Pass::forward).key_list, KeyList{});
 }
 
+TEST(KeyListChecks, FlopsAreThoseOfListedKeys) {
+  Problem p = with_list();
+  EXPECT_EQ(flops(p, Pass::forward), 2.0 * (16 + 16) * 2 * 8 * 40 * 9);
+  p.key_list = {.kind = KeyListKind::blocks, .entries = 3, .block_q = 8, .block_kv = 10};
+  EXPECT_EQ(flops(p, Pass::forward), 2.0 * (16 + 16) * 2 * 8 * 40 * 30);
+  p.key_list.entries = 100;  // no more than there are
+  EXPECT_EQ(flops(p, Pass::forward), 2.0 * (16 + 16) * 2 * 8 * 40 * 50);
+}
+
 TEST(KeyListChecks, RefusesWhatIsNone) {
   expect_refusal("key_list.heads", [](Problem& p) { p.key_list.heads = 8; });  // of keys: not by query head
   expect_refusal("key_list.heads", [](Problem& p) { p.key_list.heads = 0; });
