@@ -128,8 +128,8 @@ PLANTS = (
     Plant(
         "overlap: lengths are no inputs of backward",
         "src/api/checks/validate.cpp",
-        "slopes, sink, cu_q, cu_kv, used_q, used_kv, lengths, padding, prepared});\n}",
-        "slopes, sink, cu_q, cu_kv, used_q, used_kv, padding, prepared});\n}",
+        "used_q, used_kv, lengths, padding, prepared, key_list, key_counts});\n}",
+        "used_q, used_kv, padding, prepared, key_list, key_counts});\n}",
         BUFFERS,
     ),
     Plant(

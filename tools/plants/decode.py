@@ -62,8 +62,8 @@ PLANTS = (
     Plant(
         "the last tokens of a group's tile are left out",
         SCHEDULE,
-        "tile::ceil_div(tile::min(first + config.block_q, rows), config.group)};",
-        "tile::min(first + config.block_q, rows) / config.group};",
+        "tile::ceil_div(end_row(row_tile, sequence.rows_q * config.group), config.group)};",
+        "end_row(row_tile, sequence.rows_q * config.group) / config.group};",
         SHAPES,
     ),
     Plant(

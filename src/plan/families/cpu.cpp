@@ -343,9 +343,11 @@ Answer plan_backward_decode(const Request& r) {
 }
 Answer plan_backward(const Request& r) { return Offer{lay_out_backward(r)}; }
 
-Plan lay_out_listed_backward(const Problem& problem, const DeviceInfo& device) {
+Plan lay_out_listed_backward(const Request& r) {
+  const Problem& problem = r.problem;
+  const DeviceInfo& device = r.device;
   Plan plan = plan_of_tiles(cpu_block_q(device.isa), cpu_block_kv, device);
-  if (problem.sink) reserve(plan, CpuRegion::sink_terms, total_rows(problem) * 4);
+  if (r.features.sink) reserve(plan, CpuRegion::sink_terms, total_rows(problem) * 4);
   plan.num_splits = static_cast<int>(std::clamp<std::int64_t>(list_rows(problem), 1, even_splits(problem, device)));
   const std::int64_t columns = cpu_sums_stride(problem.head_dim, problem.head_dim_v);
   reserve(plan, CpuRegion::key_gradients,
@@ -362,7 +364,7 @@ Answer plan_listed(const Request& r) {
                       [&] { return plan_of_tiles(cpu_block_q(r.device.isa), cpu_block_kv, r.device); });
 }
 Answer plan_listed_backward(const Request& r) {
-  return offer_unless(reject_listed(r.problem), [&] { return lay_out_listed_backward(r.problem, r.device); });
+  return offer_unless(reject_listed(r.problem), [&] { return lay_out_listed_backward(r); });
 }
 
 Answer plan_standard_forward(const Request& r) { return Offer{lay_out_standard(r, false)}; }
