@@ -303,7 +303,7 @@ INSTANTIATE_TEST_SUITE_P(
              3,
              {plain_64, plain_256, soft_cap, slopes_both_ways, many_queries, splits_of_keys, blocks_of_keys, words_of_rows,
               words_of_programs, words_by_claims, plain_wide, wide_soft_cap, wide_slopes, wide_blocks}},
-        Part{"decode/sm80", 2, {few_queries, many_parts, many_sequences, small_pages}},
+        Part{"decode/sm80", 3, {few_queries, many_parts, many_sequences, small_pages}},
         Part{"decode/sm90", 2, {many_parts, boxes_of_pages, few_rows}},
         Part{"decode/mla_sm90", 1, {latent_parts, latent_softcap}},
         Part{"forward/sm90_fp8", 1, {narrow_plain, narrow_packed}}, Part{"backward/portable", 2, {plain_64}},
