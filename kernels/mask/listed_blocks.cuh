@@ -4,6 +4,10 @@
 
 // Lists of blocks of keys as a block mask, [batch, 1 or heads_q, rows of lists, blocks of keys], for the kernels that take
 // one: a byte for each block, 1 where the list names it. A thread block takes a list.
+//
+//   for each head that shares the list:
+//     bytes of the row = 0
+//     for each entry:  byte of its block = 1
 
 namespace flash_attention {
 

@@ -335,8 +335,7 @@ Answer plan_forward(const Request& r) {
 }
 
 Answer plan_backward_bfloat16(const Request& r) {
-  return offer_unless(reject_backward_bfloat16(r),
-                      [&] { return lay_out_backward_bfloat16(r); });
+  return offer_unless(reject_backward_bfloat16(r), [&] { return lay_out_backward_bfloat16(r); });
 }
 Answer plan_backward_decode(const Request& r) {
   return offer_unless(reject_backward_decode(r.problem), [&] { return lay_out_backward_decode(r); });
