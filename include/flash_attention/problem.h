@@ -157,7 +157,7 @@ struct Problem {
   bool sink = false;           ///< one more logit per head in the denominator
   float dropout_p = 0;         ///< in [0, 1)
   bool deterministic = false;  ///< backward: the same bits in every run
-  bool invariant = false;      ///< forward: a row's bits do not depend on what else is in the call; docs/numerics.md
+  bool invariant = false;      ///< a row's bits do not depend on what else is in the call; implies deterministic; docs/numerics.md
 
   HiddenRows hidden_rows{};
   BlockMask block_mask{};

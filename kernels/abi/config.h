@@ -114,7 +114,7 @@ struct ForwardConfig {
   int num_warps = 0;
   int num_stages = 1;          // K/V tiles in flight
   int group = 1;               // heads_q / heads_kv where the kernel packs them, else 1
-  int split_tiles = 0;         // decode: keys are split at multiples of so many tiles, and nowhere else; 0 = anywhere
+  int split_tiles = 0;         // decode, sm90: sums are in a fixed order, in segments of so many tiles; 0 = in any order
   bool producer_warp = false;  // decode: separate warps load, by TMA
   bool pair_tiles = false;     // sm90: a block takes a long and a short row tile in turn
   bool row_grid = false;       // decode: blockIdx.y is the tile of rows
@@ -131,6 +131,9 @@ struct ForwardConfig {
   bool split_keys = false;         // sm90: several work tiles share the keys of a row tile; their parts are merged
   ForwardLoop loop{};              // sm90
 };
+
+/// Sums of a row are in the order that its keys alone decide: docs/numerics.md, "Invariant bits".
+constexpr bool has_fixed_order(const ForwardConfig& config) { return config.split_tiles > 0; }
 
 /// How the tiles of keys, each of which has a term of dQ, come to its sum.
 enum class DqMode : int {

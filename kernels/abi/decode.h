@@ -19,6 +19,7 @@ struct DecodeLayout {
   int stage_bytes;    // a tile of K and one of V, or of both, and the scales of their rows
   int q_bytes;
   int merge_bytes;
+  int order_bytes;  // what the warps exchange within a tile, where the order of sums is fixed
   int shared_bytes;
 
   static constexpr int panels(int columns) { return (columns + 63) / 64; }  // tile::SwizzledTile
@@ -32,6 +33,8 @@ struct DecodeLayout {
     return columns_of(config, dim) / (is_narrow(key_type(config.features)) ? 2 : 1);
   }
   static constexpr int min(int a, int b) { return a < b ? a : b; }
+  /// In the fixed order: columns of a row that is exchanged. All at once.
+  static constexpr int columns_in_order(const ForwardConfig& config) { return panels(config.head_dim_v) * 64; }
 
   static constexpr bool splits_columns(const ForwardConfig& config) { return config.head_dim_v > 256; }
   /// Columns of O of a warp; where two share a row, whole panels of V.
@@ -70,9 +73,13 @@ struct DecodeLayout {
         stage_bytes(config.block_kv * 128 * stage_panels(config) +
                     (config.features.token_scales ? config.block_kv * 8 : 0)),
         q_bytes(row_warps * 16 * 128 * panels(config.head_dim)),
-        merge_bytes(config.num_warps * warp_rows * ((column_warps > 1 ? 64 : merge_columns) + 4) *
-                    4),  // 4: so that rows begin in other banks
-        shared_bytes(config.num_stages * stage_bytes + q_bytes + merge_bytes + 2048) {}  // statistics and a flag
+        merge_bytes(has_fixed_order(config)
+                        ? 16 * (columns_in_order(config) + 4) * 4  // 4: so that rows begin in other banks
+                        : config.num_warps * warp_rows * ((column_warps > 1 ? 64 : merge_columns) + 4) * 4),
+        // For each 16 keys P as an operand and sums; for each warp maxima of 16 rows.
+        order_bytes(has_fixed_order(config) ? config.block_kv / 16 * (512 + 256) + config.num_warps * 64 : 0),
+        shared_bytes(config.num_stages * stage_bytes + q_bytes + (merge_bytes + order_bytes + 1023) / 1024 * 1024 +
+                     2048) {}  // statistics and a flag
 };
 
 /// Whether all items have the same tiles of keys, which the host knows, too.
@@ -111,13 +118,11 @@ struct DecodeRegisters {
   }
 };
 
-/// Parts that an item may have: one for each block of a grid that shares it, or one for each split of its keys. Their
-/// factors are where the warps exchanged O.
+/// Parts that an item may have where they are one for each block of a grid that shares it.
 constexpr int decode_max_blocks = 512;
-constexpr int decode_max_splits = 1024;
-constexpr int decode_max_parts(const ForwardConfig& config) {
-  return config.split_tiles > 0 ? decode_max_splits : decode_max_blocks;
-}
+
+/// Factors of parts that a warp keeps in shared memory. In the fixed order it keeps those of 32 in registers.
+constexpr int decode_max_factors(const ForwardConfig& config) { return has_fixed_order(config) ? 1 : decode_max_blocks; }
 
 /// Splits of an item, at most, where they are fixed.
 constexpr long long decode_splits(const ForwardConfig& config, long long seq_kv) {

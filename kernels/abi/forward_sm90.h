@@ -91,6 +91,9 @@ constexpr int forward_sm90_tiles_kept(const ForwardConfig& config) {
 /// Where the keys of row tiles are split: groups of 64 rows of each head, as many as tiles of 128 rows have.
 constexpr int forward_sm90_part_groups(int seq_q) { return (seq_q + 127) / 128 * 2; }
 
+/// In the fixed order: what a thread keeps of the segments so far, its part of 64 rows of O, and of two rows maximum and sum.
+constexpr int forward_sm90_total_floats(int head_dim_v) { return (head_dim_v + 31) / 32 * 16 + 4; }
+
 /// With two tiles of Q and a whole tile of O nothing waits at the end of a tile. Where that does not fit there is one tile
 /// of Q, then half a tile of O that is filled and stored twice.
 constexpr ForwardSm90Layout forward_sm90_layout(const ForwardConfig& config) {

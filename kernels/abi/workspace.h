@@ -36,8 +36,9 @@ enum class BackwardSm90Region : int {
   parts = 8        // of statistics: backward/sm90/parts/statistics.cuh
 };
 
-/// Of each split of a row's keys: forward/sm90/merge.cuh. Words of the masks that all heads share: mask/words.cuh.
-enum class ForwardSm90Region : int { O = 0, statistics = 1, mask_words = 2 };
+/// Of each split of a row's keys: forward/sm90/merge.cuh. Words of the masks that all heads share: mask/words.cuh. Outputs
+/// of segments, for each block: forward/sm90/ordered_loop.cuh.
+enum class ForwardSm90Region : int { O = 0, statistics = 1, mask_words = 2, totals = 3 };
 
 /// V^T, which the first launch makes.
 enum class ForwardSm90Fp8Region : int { transposed_V = 0 };

@@ -1,7 +1,8 @@
 #pragma once
 
 // The consumer warps of a decode kernel: the two products of a KV block with mma.sync, and the online softmax between them.
-// Each warp has separate keys of every block, and keeps an online maximum over its keys only.
+// Each warp has separate keys of every block, and keeps an online maximum over its keys only. Where the order of sums is
+// fixed, ordered.cuh has another way for a block: a maximum of all warps.
 //
 //   for each KV block of the run:                                                   take
 //     at the beginning of an item: Q -> shared memory -> registers                  load_Q
@@ -15,6 +16,7 @@
 // Registers: O is 16 rows x head_dim_v floats, over the 32 lanes of a warp (64 a thread at 128 columns); the scores of a
 // warp's keys, and Q if it has at most 128 columns. What is the same for all threads is in shared memory (shape.cuh).
 
+#include "decode/ordered.cuh"
 #include "decode/scores.cuh"
 #include "decode/shape.cuh"
 #include "ptx/fence.cuh"
@@ -57,17 +59,19 @@ __device__ __forceinline__ void multiply_codes(float (&S)[1][blocks][4], LoadQ l
   }
 }
 
-/// O += P V. load_codes(codes, c, step) loads columns 32c to 32c + 31 of 16 keys, transposed.
-template <Type code, Type type, int blocks, int key_blocks, typename LoadCodes>
-__device__ __forceinline__ void add_codes(float (&O)[1][blocks][4], const float (&P)[1][key_blocks][4],
-                                          LoadCodes load_codes) {
+/// O += P V. load_P(A, step) loads P of 16 keys. load_codes(codes, c, step) loads columns 32c to 32c + 31 of them,
+/// transposed; of the columns `units` times 32 exist.
+template <Type code, Type type, int steps, int blocks, typename LoadP, typename LoadCodes>
+__device__ __forceinline__ void add_codes(float (&O)[1][blocks][4], LoadP load_P, LoadCodes load_codes,
+                                          int units = blocks / 4) {
   static_assert(blocks % 4 == 0);
 #pragma unroll
-  for (int step = 0; step < key_blocks / 2; ++step) {
+  for (int step = 0; step < steps; ++step) {
     unsigned A[4];
-    tile::pack_a<type>(A, P[0][2 * step], P[0][2 * step + 1]);
+    load_P(A, step);
 #pragma unroll
     for (int c = 0; c < blocks / 4; ++c) {
+      if (c >= units) break;
       unsigned codes[4];  // (keys 0-7, 16 columns), (keys 8-15, 16 columns), and the next 16 columns
       load_codes(codes, c, step);
 #pragma unroll
@@ -97,6 +101,8 @@ struct Consumer {
   static constexpr int warp_keys = Shape::warp_keys, dim = Shape::dim, dim_v = Shape::dim_v, q_steps = Shape::q_steps;
   static constexpr bool narrow = Shape::narrow, Q_in_registers = Shape::Q_in_registers;
   static constexpr int own_value_bytes = VTile::panels / layout.column_warps * VTile::panel_bytes;  // from warp to warp
+  static constexpr bool ordered = has_fixed_order(config);
+  using Order = decode::Order<config>;
 
   static constexpr int chunks = dim / 8;
   using Chunk = ptx::Vector<unsigned, 4>;
@@ -124,7 +130,7 @@ struct Consumer {
   bool same_rows = false;                               // the previous item had the same sequence and tokens
   bool same_item = false;                               // the previous tiles were another split of the same item
 
-  float O[1][dim_v / 8][4];
+  float O[1][Shape::own_columns / 8][4];
   tile::RowState rows;
   float k_scale = 1;  // of the item's key head, if K has 8 bits and a scale for each head
 
@@ -229,7 +235,7 @@ struct Consumer {
     }
     rows = {};
 #pragma unroll
-    for (int n = 0; n < dim_v / 8; ++n) {
+    for (int n = 0; n < Shape::own_columns / 8; ++n) {
 #pragma unroll
       for (int e = 0; e < 4; ++e) O[0][n][e] = 0;
     }
@@ -270,9 +276,11 @@ struct Consumer {
     }
     const unsigned V_address = tile::b_address<VTile>(V, warp_key, lane) + column_warp * own_value_bytes;
     if constexpr (narrow) {
-      return add_codes<code, type>(O, P, [&](unsigned(&codes)[4], int c, int step) {
-        ptx::ldmatrix_x4_trans(codes, VTile::step(V_address, 2 * c) + step * 16 * 128);
-      });
+      return add_codes<code, type, warp_keys / 16>(
+          O, [&](unsigned(&A)[4], int step) { tile::pack_a<type>(A, P[0][2 * step], P[0][2 * step + 1]); },
+          [&](unsigned(&codes)[4], int c, int step) {
+            ptx::ldmatrix_x4_trans(codes, VTile::step(V_address, 2 * c) + step * 16 * 128);
+          });
     }
     tile::multiply<type, warp_keys / 16>(
         O, [&](unsigned(&A)[4], int, int step) { tile::pack_a<type>(A, P[0][2 * step], P[0][2 * step + 1]); },
@@ -339,6 +347,7 @@ struct Consumer {
     const int kv_begin = tile_idx * block_kv + warp_key;
     const tile::KeyRange seen = storage.item.seen, full = storage.full;
     gate.K_ready();
+    if constexpr (ordered) return attend_in_order(kv_begin, stage, gate);
     const bool own = config.key_groups == 1 || tile_idx % config.key_groups == warp / layout.tile_warps;
     if (!own || kv_begin >= seen.end || kv_begin + warp_keys <= seen.begin) {
       ptx::path<"decode/sm80 warp without keys">();
@@ -366,6 +375,66 @@ struct Consumer {
     if constexpr (config.producer_warp) clear_unseen_values(kv_begin, seen, V_smem(stage));
     add_values(S, rescale, V_smem(stage), tile_idx < item_tile + config.key_groups);
     gate.V_read();
+  }
+
+  /// The same in the fixed order: each warp computes the scores and probabilities of its keys, and all keys' sums of its
+  /// columns.
+  template <typename Gate>
+  __device__ __forceinline__ void attend_in_order(int kv_begin, int stage, const Gate& gate) {
+    const tile::KeyRange seen = storage.item.seen, full = storage.full;
+    const Order order{storage.order, lane, warp};
+    Scores S{};
+    const bool some_seen = kv_begin < seen.end && kv_begin + warp_keys > seen.begin;
+    if (some_seen) multiply_keys(S, K_smem(stage));
+    gate.K_read();
+    if constexpr (features.token_scales) scale_columns<1>(S, storage.scales[stage]);
+    if (kv_begin < full.begin || kv_begin + warp_keys > full.end) {
+      ptx::path<"decode/sm80 ordered edge tile">();
+      score_tile<true>(S, kv_begin);
+    } else if constexpr (!tile::Score<features>::linear) {
+      score_tile<false>(S, kv_begin);
+    }
+    order.share_maxima(S[0]);
+    sync_consumers<config>();  // the maxima are written, and all warps have finished with the previous tile's P and sums
+    float rescale[2];
+    order.exponentiate(S[0], rows.max, scale_log2(), rescale);
+    if constexpr (features.token_scales) scale_columns<Finish::Rows::P_scale>(S, storage.scales[stage] + block_kv);
+    order.share_probabilities(S[0]);
+    gate.V_ready();
+    if constexpr (config.producer_warp) clear_unseen_values(kv_begin, seen, V_smem(stage));
+    sync_consumers<config>();  // P and its sums are written, and unseen rows of V are clear
+    if (warp == 0) order.add_sums(rows.sum, rescale);
+    add_columns(rescale, V_smem(stage));
+    gate.V_read();
+  }
+
+  /// O = O * rescale + P V for the warp's columns and all keys of the tile.
+  __device__ __forceinline__ void add_columns(const float (&rescale)[2], unsigned V) {
+    if (Order::first_column(warp) >= dim_v) return;
+#pragma unroll
+    for (int n = 0; n < Shape::own_columns / 8; ++n) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) O[0][n][e] *= rescale[e / 2];
+    }
+    const Order order{storage.order, lane, warp};
+    // ldmatrix takes the address of a row's first columns, so that Tile::step can go on from a multiple of 64.
+    const unsigned V_address = tile::b_address<VTile>(V, 0, lane);
+    const int first = Order::first_column(warp) / Order::unit;
+    const auto P = [&](unsigned(&A)[4], int step) { order.take_probabilities(A, step); };
+    if constexpr (narrow) {
+      return add_codes<code, type, block_kv / 16>(
+          O, P,
+          [&](unsigned(&codes)[4], int c, int step) {
+            ptx::ldmatrix_x4_trans(codes, VTile::step(V_address, 2 * (first + c)) + step * 16 * 128);
+          },
+          dim_v / 32 - first);
+    }
+    tile::multiply<type, block_kv / 16>(
+        O, [&](unsigned(&A)[4], int, int step) { P(A, step); },
+        [&](unsigned(&B)[4], int n, int step) {
+          ptx::ldmatrix_x4_trans(B, VTile::step(V_address, 2 * (first + n)) + step * 16 * 128);
+        },
+        tile::min(Shape::own_columns / 16, dim_v / 16 - first));
   }
 
   /// A barrier of the warps that have the same keys but different rows.

@@ -170,6 +170,63 @@ struct Finish {
     }
   }
 
+  /// In the fixed order each warp has all sums of its columns, and the first warp the row sums: they are exchanged only to
+  /// be written by rows.
+  template <int blocks>
+  __device__ __forceinline__ void collect_in_order(const tile::RowState& rows, const float (&O)[1][blocks][4],
+                                                   const Parts<config>& parts, float* part, float scale_log2) const {
+    constexpr int own_columns = 8 * blocks, stride = DecodeLayout::columns_in_order(config) + 4;
+    const tile::LanePlace place(out.lane);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float sum = tile::reduce_quad(rows.sum[half], [](float a, float b) { return a + b; });
+      if (out.warp == 0 && out.lane % 4 == 0) out.storage.statistics[place.row + 8 * half][0] = Pair{{rows.max[half], sum}};
+    }
+    const int first_column = out.warp * own_columns;
+#pragma unroll
+    for (int n = 0; n < blocks; ++n) {
+      if (narrow && n % 2 != 0) continue;  // blocks 2c and 2c + 1 hold the even and the odd columns of 16c to 16c + 15
+      if (first_column + 8 * n >= dim_v) break;
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int row = (place.row + 8 * half) * stride + first_column + 8 * n;
+        if constexpr (narrow) {
+          const float(&even)[4] = O[0][n], (&odd)[4] = O[0][n + 1];
+          ptx::store_shared(ptx::shared_address(&out.storage.O[row + 2 * place.column]),
+                            Four{{even[2 * half], odd[2 * half], even[2 * half + 1], odd[2 * half + 1]}});
+        } else {
+          ptx::store_shared(ptx::shared_address(&out.storage.O[row + place.column]),
+                            Pair{{O[0][n][2 * half], O[0][n][2 * half + 1]}});
+        }
+      }
+    }
+    sync_consumers<config>();  // columns and statistics are written
+    for (int row = out.warp; row < out.num_rows(); row += warps) {
+      const auto statistics = ptx::load_shared<Pair>(ptx::shared_address(&out.storage.statistics[row][0]));
+      const Row of = out.row_of(row);
+      float lse = 0, factor = 1;
+      if (part == nullptr) {
+        factor = out.finish_row(of, statistics[0], statistics[1], scale_log2, lse);
+        if (out.lane == 0) out.write_lse(of, lse);
+      } else if (out.lane == 0) {
+        ptx::store_global(reinterpret_cast<Pair*>(part + parts.statistics_offset(row)), statistics);
+      }
+      bool finite = true;
+      for (int column = 4 * out.lane; column < config.head_dim_v; column += 128) {
+        const auto sum = ptx::load_shared<Four>(ptx::shared_address(&out.storage.O[row * stride + column]));
+        if (part != nullptr) {
+          ptx::store_global(reinterpret_cast<Four*>(part + Parts<config>::value_offset(row) + column), sum);
+        } else {
+          finite = out.write_four(of, column, sum, factor) && finite;
+        }
+      }
+      if constexpr (repairs_rows) {
+        if (ptx::any(!finite)) out.repair(of, lse);
+      }
+    }
+    sync_consumers<config>();  // all warps have read the columns
+  }
+
   /// If at most half of a tile's rows exist, twice as many columns fit at a time: one exchange instead of two.
   __device__ __forceinline__ void collect_all(const float (&O)[1][dim_v / 8][4], const Parts<config>& parts,
                                               float* part) const {
@@ -186,9 +243,23 @@ struct Finish {
 
   /// Finishes `count` tiles of the item, beginning with `tile`, which is tile `position` of all tiles. `received`: memory
   /// for the parts that the other blocks of a cluster send; no tile is loaded there any more.
+  template <int blocks>
   __device__ __forceinline__ void operator()(const Run<config>& run, const Parts<config>& parts, int tile, int count,
-                                             int position, const tile::RowState& rows, const float (&O)[1][dim_v / 8][4],
-                                             float scale_log2, float* received) const {
+                                             int position, const tile::RowState& rows,
+                                             const float (&O)[1][blocks][4], float scale_log2,
+                                             float* received) const {
+    if constexpr (has_fixed_order(config)) {
+      const int start = position - (tile - out.item.first_tile);
+      end_segment(run.shares, parts, start, tile, rows, O, scale_log2);
+    } else {
+      combine(run, parts, tile, count, position, rows, O, scale_log2, received);
+    }
+  }
+
+ private:
+  __device__ __forceinline__ void combine(const Run<config>& run, const Parts<config>& parts, int tile, int count,
+                                          int position, const tile::RowState& rows, const float (&O)[1][dim_v / 8][4],
+                                          float scale_log2, float* received) const {
     share_statistics(rows, scale_log2);
     if constexpr (Cluster::in_cluster) {
       collect_all(O, parts, received);
@@ -196,7 +267,6 @@ struct Finish {
     }
     if constexpr (!Rows::shares_items) return collect_all(O, parts, nullptr);
     const int start = position - (tile - out.item.first_tile);
-    if constexpr (config.split_tiles > 0) return end_split(run.shares, parts, start, tile, O);
     const bool begins = tile == out.item.first_tile, ends = tile + count == out.item.end_tile;
     const int first = begins ? static_cast<int>(blockIdx.x) : run.first_block_of(start);
     const int own = static_cast<int>(blockIdx.x) - first;
@@ -218,14 +288,18 @@ struct Finish {
     sync_consumers<config>();  // is_last and the factors have been read
   }
 
-  /// Finishes the split that `tile` begins, of an item whose first tile is tile `start` of all.
-  __device__ __forceinline__ void end_split(const Shares& shares, const Parts<config>& parts, int start, int tile,
-                                            const float (&O)[1][dim_v / 8][4]) const {
+  /// Finishes the segment that `tile` begins, of an item whose first tile is tile `start` of all.
+  template <int blocks>
+  __device__ __forceinline__ void end_segment(const Shares& shares, const Parts<config>& parts, int start, int tile,
+                                              const tile::RowState& rows, const float (&O)[1][blocks][4],
+                                              float scale_log2) const {
+    if constexpr (!Rows::shares_items) return collect_in_order(rows, O, parts, nullptr, scale_log2);
     const int first = out.item.split_of(out.item.first_tile), last = out.item.split_of(out.item.end_tile - 1),
               own = out.item.split_of(tile);
-    collect_all(O, parts, first == last ? nullptr : parts.at(parts.slot_of_split(shares, out.item, start, own)));
+    float* const part = first == last ? nullptr : parts.at(parts.slot_of_split(shares, out.item, start, own));
+    collect_in_order(rows, O, parts, part, scale_log2);
     if (first == last) return;
-    // A block's splits of an item arrive together, when the last of them is finished.
+    // A block's segments of an item arrive together, when the last of them is finished.
     const int block = static_cast<int>(blockIdx.x), origin = start - out.item.first_tile;  // of tile 0 of the keys
     if (own != last && shares.block_of(origin + (own + 1) * config.split_tiles) == block) return;
     // The barrier at the end of collect() orders everyone's writes before the arrival.
@@ -237,9 +311,9 @@ struct Finish {
     }
     sync_consumers<config>();  // everyone knows, and sees what thread 0 has seen
     if (out.storage.is_last)
-      merge_parts(out, parts, first, last + 1,
-                  [&](int split) { return parts.slot_of_split(shares, out.item, start, split); });
-    sync_consumers<config>();  // is_last and the factors have been read
+      merge_in_order(out, parts, first, last + 1, scale_log2,
+                     [&](int split) { return parts.slot_of_split(shares, out.item, start, split); });
+    sync_consumers<config>();  // is_last has been read
   }
 };
 

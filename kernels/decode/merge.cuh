@@ -24,6 +24,7 @@
 #include "ptx/path.cuh"
 #include "ptx/registers.cuh"
 #include "ptx/shared.cuh"
+#include "tile/fixed_order.cuh"
 #include "tile/mma.cuh"
 #include "tile/scales.cuh"
 #include "tile/softmax.cuh"
@@ -133,8 +134,8 @@ struct FinishRows {
 
   struct SharedStorage {
     union {
-      alignas(16) float O[layout.merge_bytes / 4];     // decode/finish.cuh
-      float factors[warps][decode_max_parts(config)];  // of the parts, for the row that the warp merges
+      alignas(16) float O[layout.merge_bytes / 4];  // decode/finish.cuh
+      float factors[warps][decode_max_factors(config)];  // of the parts, for the row that the warp merges
     };
     alignas(16) Pair statistics[16 * layout.row_warps][layout.key_warps];  // maximum in powers of two, sum
     int is_last;
@@ -165,13 +166,21 @@ struct FinishRows {
 
   /// Returns the factor for the row's sums, 0 if the row sees no key; also computes lse.
   __device__ __forceinline__ float finish_row(const Row& row, float max, float sum, float& lse) const {
+    return finish_row(row, lse, [&](float sink) { return tile::finish_row(max, sum, sink, lse); });
+  }
+  /// The same in the fixed order, where the maximum is in units of the scores.
+  __device__ __forceinline__ float finish_row(const Row& row, float max, float sum, float scale_log2, float& lse) const {
+    return finish_row(row, lse, [&](float sink) { return tile::finish_total(max, sum, scale_log2, sink, lse); });
+  }
+  template <typename Finish>
+  __device__ __forceinline__ float finish_row(const Row& row, float& lse, const Finish& finish) const {
     if (row.query >= sequence.len_q) {
       lse = -tile::infinity;
       return 0;
     }
     float sink = -tile::infinity;
     if constexpr (features.sink) sink = args.sink[row.head_idx];
-    const float factor = tile::finish_row(max, sum, sink, lse);
+    const float factor = finish(sink);
     if constexpr (features.token_scales) return factor / P_scale;
     if constexpr (features.kv_scales)
       return factor * tile::head_scale<features>(args.V_scale, sequence.batch_idx, item.kv_head_idx);
@@ -226,8 +235,7 @@ struct FinishRows {
 //
 // If an item has many parts, groups of them are merged first, and the result replaces the first part of the group.
 
-/// Merges parts [begin, end) of the item. The assignment of parts to lanes does not depend on `begin`, and a part in which
-/// a row sees no key changes no bit of the result. slot_at(x): the slot of part x. into_first: the result replaces the
+/// Merges parts [begin, end) of the item. slot_at(x): the slot of part x. into_first: the result replaces the
 /// first part.
 template <bool into_first = false, ForwardConfig config, typename SlotAt>
 __device__ __forceinline__ void merge_parts(const FinishRows<config>& out, const Parts<config>& parts, int begin, int end,
@@ -236,24 +244,20 @@ __device__ __forceinline__ void merge_parts(const FinishRows<config>& out, const
   using Four = typename Rows::Four;
   using Pair = typename Rows::Pair;
   using Row = typename Rows::Row;
-  constexpr bool splits = config.split_tiles > 0;
   // Of a wide head there are few rows, and a row takes long: two warps have half of its columns each, unless one has to see
   // the whole row.
   constexpr bool wide = DecodeLayout(config).column_warps > 1 && !config.features.latent;
-  constexpr int together =
-      !wide && (config.block_q > 16 || config.head_dim_v > 128 || splits) ? 4 : 8;  // as registers allow
+  constexpr int together = !wide && (config.block_q > 16 || config.head_dim_v > 128) ? 4 : 8;  // as registers allow
   constexpr bool halves = wide && !Rows::repairs_rows && !into_first;
   constexpr int half_columns = tile::round_up(tile::ceil_div(config.head_dim_v, 2), 128);
   float* factors = out.storage.factors[out.warp];
   for (int unit = out.warp; unit < out.num_rows() * (halves ? 2 : 1); unit += Rows::warps) {
     const int row = halves ? unit / 2 : unit, first_column = halves ? unit % 2 * half_columns : 0;
     const int end_column = halves ? tile::min(first_column + half_columns, config.head_dim_v) : config.head_dim_v;
-    int slot = 0;  // a split's slot takes divisions: each lane computes one of 32
     const auto load = [&](Four(&values)[together], int x, int column) {
-      if (splits && (x - begin) % 32 == 0) slot = slot_at(tile::min(x + out.lane, end - 1));
 #pragma unroll
       for (int u = 0; u < together; ++u) {
-        const float* part = parts.at(splits ? ptx::shuffle(slot, (x - begin) % 32 + u) : slot_at(x + u));
+        const float* part = parts.at(slot_at(x + u));
         if (x + u >= end || column >= config.head_dim_v) continue;
         values[u] = ptx::load_global(reinterpret_cast<const Four*>(part + Parts<config>::value_offset(row) + column));
       }
@@ -261,8 +265,7 @@ __device__ __forceinline__ void merge_parts(const FinishRows<config>& out, const
     Four values[together];
     load(values, begin, first_column + 4 * out.lane);  // in flight while the statistics are merged
     float max = -tile::infinity, sum = 0;              // over this lane's parts, then over all
-    const int own =
-        config.split_tiles > 0 ? begin + (out.lane - begin % 32 + 32) % 32 : begin + out.lane;  // this lane's first
+    const int own = begin + out.lane;                  // this lane's first
     for (int x = own; x < end; x += 32) {
       const float* part = parts.at(slot_at(x)) + parts.statistics_offset(row);
       const Pair statistics = ptx::load_global(reinterpret_cast<const Pair*>(part));
@@ -318,6 +321,79 @@ __device__ __forceinline__ void merge_parts(const FinishRows<config>& out, const
       if (ptx::any(!finite)) out.repair(place, lse);
     }
     __syncwarp();  // the factors have been read
+  }
+}
+
+/// Merges the segments [begin, end) of an item in the fixed order: one after the other, by the formula of tile::RowTotal.
+/// Maxima and factors of 32 segments are computed at a time, a segment a lane: a maximum has no order.
+template <ForwardConfig config, typename SlotAt>
+__device__ __forceinline__ void merge_in_order(const FinishRows<config>& out, const Parts<config>& parts, int begin, int end,
+                                               float scale_log2, SlotAt slot_at) {
+  using Rows = FinishRows<config>;
+  using Four = typename Rows::Four;
+  using Pair = typename Rows::Pair;
+  constexpr int chunks = tile::ceil_div(config.head_dim_v, 128), together = chunks > 1 ? 4 : 8;
+  for (int row = out.warp; row < out.num_rows(); row += Rows::warps) {
+    Four total[chunks] = {};
+    tile::RowTotal rows;
+    for (int first = begin; first < end; first += 32) {
+      const int count = tile::min(32, end - first), slot = slot_at(tile::min(first + out.lane, end - 1));
+      Pair statistics{{-tile::infinity, 0}};
+      if (out.lane < count)
+        statistics = ptx::load_global(reinterpret_cast<const Pair*>(parts.at(slot) + parts.statistics_offset(row)));
+      float raised = statistics[0];  // the maximum of this lane's segment and all before it
+#pragma unroll
+      for (int step = 1; step < 32; step *= 2) {
+        const float earlier = ptx::shuffle_up(raised, step);
+        if (out.lane >= step) raised = ptx::max(raised, earlier);
+      }
+      raised = ptx::max(raised, rows.max);
+      float before = ptx::shuffle_up(raised, 1);
+      if (out.lane == 0) before = rows.max;
+      const tile::RowTotal::Factors own{tile::factor_of_raise(before, raised, scale_log2),
+                                        tile::factor_of_raise(statistics[0], raised, scale_log2)};
+      rows.max = ptx::shuffle(raised, 31);
+      for (int x = 0; x < count; x += together) {
+        Four values[together][chunks];
+#pragma unroll
+        for (int u = 0; u < together; ++u) {
+          const float* part = parts.at(ptx::shuffle(slot, tile::min(x + u, 31))) + Parts<config>::value_offset(row);
+#pragma unroll
+          for (int c = 0; c < chunks; ++c) {
+            const int column = 128 * c + 4 * out.lane;
+            if (x + u < count && column < config.head_dim_v)
+              values[u][c] = ptx::load_global(reinterpret_cast<const Four*>(part + column));
+          }
+        }
+#pragma unroll
+        for (int u = 0; u < together; ++u) {
+          const int segment = tile::min(x + u, 31);
+          const tile::RowTotal::Factors factors{ptx::shuffle(own.before, segment), ptx::shuffle(own.segment, segment)};
+          const float sum = ptx::shuffle(statistics[1], segment);
+          if (x + u >= count) continue;
+          rows.sum = tile::RowTotal::combine(rows.sum, sum, factors);
+#pragma unroll
+          for (int c = 0; c < chunks; ++c) {
+#pragma unroll
+            for (int e = 0; e < 4; ++e)
+              total[c][e] = tile::RowTotal::combine(total[c][e], values[u][c][e], factors);
+          }
+        }
+      }
+    }
+    float lse = 0;
+    const typename Rows::Row place = out.row_of(row);
+    const float factor = out.finish_row(place, rows.max, rows.sum, scale_log2, lse);
+    if (out.lane == 0) out.write_lse(place, lse);
+    bool finite = true;
+#pragma unroll
+    for (int c = 0; c < chunks; ++c) {
+      const int column = 128 * c + 4 * out.lane;
+      if (column < config.head_dim_v) finite = out.write_four(place, column, total[c], factor) && finite;
+    }
+    if constexpr (Rows::repairs_rows) {
+      if (ptx::any(!finite)) out.repair(place, lse);
+    }
   }
 }
 

@@ -217,7 +217,8 @@ struct Run {
   /// With item_blocks: blockIdx.x counts tiles of rows and, within each, the blocks of the item.
   __device__ __forceinline__ void share_item(const AttentionArgs& args) {
     constexpr int blocks = tile::max(1, config.item_blocks);
-    static_assert(config.item_blocks == 0 || !(config.features.packed || config.split_tiles > 0 || config.row_grid));
+    static_assert(config.item_blocks == 0 || !(config.features.packed || config.row_grid));
+    static_assert(config.item_blocks <= 1 || config.split_tiles == 0);
     const int rank = static_cast<int>(blockIdx.x) % blocks;
     start.item = {};
     start.item.batch_idx = static_cast<int>(blockIdx.z);

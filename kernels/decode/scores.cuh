@@ -1,10 +1,24 @@
 #pragma once
 
 #include "decode/schedule.cuh"
+#include "tile/fixed_order.cuh"
 
 // Turns dot products into scores, for the kernels of decode/. The layout of the accumulators is that of tile/mma.cuh.
 
 namespace flash_attention::decode {
+
+/// A score in units of unit_scale(), with the arithmetic of the fixed order: forward/sm90's.
+template <Features features>
+__device__ __forceinline__ float ordered_score(const tile::Score<features>& score, float dot, int i, int j) {
+  if constexpr (tile::Score<features>::linear) return dot;
+  float added = 0;
+  if constexpr (features.bias) added = tile::bounded_bias<features.bias_dtype>(score.bias[i * score.bias_stride + j]);
+  if constexpr (features.alibi) {
+    const int distance = i + score.len_kv - score.len_q - j;
+    added = ptx::fma(-score.slope, ptx::abs(static_cast<float>(distance)), added);
+  }
+  return tile::capped_score<features.softcap>(dot, score.scale, score.softcap, added);
+}
 
 /// Scores of rows `row_begin` and `row_begin` + 8 of an item, in place; -inf if hidden. A lane has keys kv_begin + 8 n and
 /// kv_begin + 8 n + 1.
@@ -31,7 +45,7 @@ __device__ __forceinline__ void score_rows(float (&S)[blocks][4], const Attentio
         if (some_hidden && !score.visible(range, query, j)) {
           S[n][e] = -tile::infinity;
         } else {
-          S[n][e] = score.in_units(S[n][e], query, j);
+          S[n][e] = has_fixed_order(config) ? ordered_score(score, S[n][e], query, j) : score.in_units(S[n][e], query, j);
         }
       }
     }

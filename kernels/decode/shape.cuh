@@ -3,6 +3,7 @@
 // Sizes of a decode kernel that follow from its configuration, and the layout of its shared memory.
 
 #include "decode/finish.cuh"
+#include "decode/ordered.cuh"
 #include "decode/tiles.cuh"
 #include "ptx/mbarrier.cuh"
 
@@ -21,6 +22,7 @@ struct ConsumerShape {
   using VTile = typename DecodeTiles<config>::V;
   static constexpr int dim = DecodeLayout::columns_of(config, config.head_dim);
   static constexpr int dim_v = DecodeLayout::value_columns(config);  // of a warp
+  static constexpr int own_columns = has_fixed_order(config) ? Order<config>::own_columns : dim_v;  // of O, of a warp
   static constexpr Type code = key_type(features);
   static constexpr bool narrow = is_narrow(code);
   static constexpr int q_steps = dim / 16;
@@ -29,12 +31,15 @@ struct ConsumerShape {
   static_assert(type != Type::float32 && !features.dropout && warp_keys % 16 == 0 && stages >= 2);
   static_assert(layout.tile_warps * config.key_groups * layout.row_warps * layout.column_warps == config.num_warps);
   static_assert(config.key_groups == 1 || (layout.row_warps == 1 && layout.column_warps == 1));
+  static_assert(!has_fixed_order(config) ||
+                (config.key_groups == 1 && config.block_q == 16 && layout.column_warps == 1 && !features.latent));
 
   struct SharedStorage {
     using Stage = DecodeStage<config>;
     Stage stage[stages];
     QTile Q;
     typename FinishRows<config>::SharedStorage finish;
+    [[no_unique_address]] typename Order<config>::Storage order;
     // State that is the same for all threads and rarely read. It is here to save registers.
     Cursor<config> loading[config.producer_warp ? 1 : config.num_warps];  // decode/sm80.cuh: the tile to load next
     Item<config> item;                                                    // the current item

@@ -168,7 +168,7 @@ struct DecodeSm80 {
   static constexpr int stages = config.num_stages;
 
   /// How a consumer warp waits for a stage and releases it. Either each warp reads only what it has copied, or all warps
-  /// of the block share the stage.
+  /// of the block share the stage. In the fixed order all share V; the barriers between come after each warp's wait.
   struct Gate {
     __device__ __forceinline__ void K_ready() const {  // V is ready too: both are in one group of copies
       ptx::copy_async_wait<stages - 1>();
@@ -176,7 +176,13 @@ struct DecodeSm80 {
     }
     __device__ __forceinline__ void K_read() const {}
     __device__ __forceinline__ void V_ready() const {}
-    __device__ __forceinline__ void V_read() const { sync_readers(); }  // the next copies may overwrite the stage
+    __device__ __forceinline__ void V_read() const {  // the next copies may overwrite the stage
+      if constexpr (Consumer::ordered) {
+        __syncthreads();  // every warp reads all keys' values
+      } else {
+        sync_readers();
+      }
+    }
 
     __device__ __forceinline__ static void sync_readers() {
       if constexpr (Consumer::layout.row_warps == 1 && Consumer::layout.column_warps == 1 && config.key_groups == 1) {

@@ -90,7 +90,7 @@ def attention(
         score_mod: score_mod(score, b, h, i, j) -> the score, after all of the above; docs/masks.md (torch alone).
         mask_mod: mask_mod(b, h, i, j) -> whether query i sees key j, besides all of the above (torch alone).
         invariant: a row's bits do not depend on what else is in the call: on other sequences, lengths, capacities, pages,
-            on prefill or decoding. docs/numerics.md; forward only.
+            on prefill or decoding; gradients of a sequence on nothing that it is packed with. Implies deterministic. docs/numerics.md.
         tile: (queries, keys) of a tile of the GPU's forward kernel, for experiments; refused by name where it does not fit.
         q_descale, k_descale, v_descale: of torch tensors in float8 (all e4m3fn or all e5m2), which are worth
             code * descale: a number, float32 [1] or [batch, heads_kv]; None = 1. quantize() makes them. Forward only.

@@ -81,15 +81,20 @@ bool is_unproven(const KernelEntry& entry, const DeviceInfo& device);
 /// An option of the problem that the kernel does not take, whatever the sizes; empty if it takes all.
 std::string missing_option(const KernelEntry& entry, const Request& request);
 
-/// Keys of a split, where splits are fixed: the end of one costs as much as some tiles, of narrow heads more of them.
-constexpr std::int64_t invariant_split_keys(const Problem& problem) {
-  return problem.head_dim + problem.head_dim_v <= 128 ? 2048 : 1024;
-}
+/// The order of sums where bits are invariant: docs/numerics.md, "Invariant bits". It follows from types, dimensions and
+/// options, and from nothing that changes from call to call.
+struct FixedOrder {
+  int block_kv = 0;        // keys that raise the maximum together
+  int segment_blocks = 0;  // blocks of a segment, which has a maximum, a sum and an output of its own
+
+  friend bool operator==(const FixedOrder&, const FixedOrder&) = default;
+};
 /// The most keys that a GPU takes so.
 constexpr std::int64_t max_invariant_keys = 524288;
 
-/// Whether decode/sm80 is the kernel of all calls like this one, where bits are invariant, of whatever size.
-bool decode_serves_invariant(const Request& request);
+/// The order of decode/sm80, decode/sm90 and forward/sm90, if they are the kernels of all calls like this one, of whatever
+/// size, and bits are to be invariant.
+std::optional<FixedOrder> fixed_order(const Request& request);
 
 /// The plan that a kernel makes of a choice; nothing if it does not take that.
 std::optional<Plan> plan_choice(const Problem& problem, Pass pass, const DeviceInfo& device, const Choice& choice);

@@ -77,7 +77,11 @@ TEST(PlanDecode, YieldsPromptsInPages) {
   problem.seq_q = 128;
   EXPECT_EQ(kernel(h200), "forward/sm90");
   problem.seq_q = 2000, problem.batch = 4, problem.invariant = true;
-  EXPECT_EQ(kernel(h200), "decode/sm90");
+  EXPECT_EQ(kernel(h200), "forward/sm90");
+  EXPECT_EQ(kernel(a100), "decode/sm80");
+  problem.page_size = 4;  // no box of TMA
+  EXPECT_EQ(kernel(h200), "decode/sm80");
+  problem.page_size = 16;
   problem.invariant = false, problem.kv_dtype = Dtype::float8_e4m3;
   EXPECT_EQ(kernel(h200), "decode/sm80");
   problem.kv_dtype = Dtype::bfloat16, problem.packed = true, problem.total_q = 2000 + 63, problem.batch = 64;

@@ -15,16 +15,21 @@ DeviceInfo gpu(int arch, int num_sms, std::int64_t shared_bytes) {
   return {.device = {.kind = DeviceKind::cuda}, .arch = arch, .num_sms = num_sms, .shared_bytes = shared_bytes};
 }
 
-/// decode/sm80 and decode/sm90 compute alike: tests/kernels/decode/sm90_emulated_test.cpp.
-std::string computes_like(const std::string& kernel) { return kernel == "decode/sm90" ? "decode/sm80" : kernel; }
+/// Kernels that compute in one order: tests/kernels/decode/invariant_emulated_test.cpp.
+std::string computes_like(const std::string& kernel) {
+  return kernel == "decode/sm90" || kernel == "forward/sm90" ? "decode/sm80" : kernel;
+}
 
-/// Kernel, tile, splits: what the bits of a row depend on.
+/// What the bits of a row depend on: the family, the blocks and segments of keys, and what is done to a score.
 std::string order_of(const Plan& plan) {
   std::string text = computes_like(plan.kernel) + " " + std::to_string(plan.block_kv);
   if (plan.launches.empty()) return text;
   const auto* config = plan::config_of<abi::ForwardConfig>(plan.launches.back());
+  const abi::Features& f = config->features;
   for (const int member :
-       {config->block_q, config->block_kv, config->num_warps, config->split_tiles, config->head_dim, config->head_dim_v}) {
+       {config->block_kv, config->split_tiles, config->head_dim, config->head_dim_v, static_cast<int>(f.dtype),
+        static_cast<int>(f.kv_dtype), static_cast<int>(f.bias_dtype), static_cast<int>(f.softcap), static_cast<int>(f.bias),
+        static_cast<int>(f.alibi), static_cast<int>(f.mask), static_cast<int>(f.sink), static_cast<int>(f.dropout)}) {
     text += " " + std::to_string(member);
   }
   return text;
@@ -49,6 +54,8 @@ class Draw {
     if (coin()) p.window_left = 300;
     if (coin()) p.softcap = 20;
     if (coin()) p.sink = true;
+    if (random_() % 5 == 0) p.alibi = true;
+    if (random_() % 5 == 0) p.bias = {.present = true, .dtype = p.dtype};
     if (random_() % 6 == 0) p.dropout_p = 0.1f;
     if (random_() % 6 == 0) p.scale = -0.3f;
     return p;
@@ -58,6 +65,7 @@ class Draw {
     p.batch = pick<std::int64_t>({1, 2, 64, 300});
     p.seq_q = pick<std::int64_t>({1, 2, 5, 16, 17, 128, 1024});
     p.seq_kv = pick<std::int64_t>({1, 64, 700, 8192, 131072});
+    if (p.batch * p.seq_q > 30000) p.seq_q = 16;  // more tiles than a grid has are refused
     p.seqused_kv = coin(), p.seqused_q = coin();
     const bool paged = coin() && p.dropout_p == 0;
     if (paged) {
@@ -72,30 +80,73 @@ class Draw {
   std::mt19937 random_;
 };
 
-TEST(PlanInvariant, OrderOfSumsIsThatOfTheOptions) {
+struct Found {
+  int pairs = 0;
+  int forward_sm90 = 0;
+  int decode = 0;
+  std::vector<std::string> different;  // pairs whose orders differ, the first few
+};
+
+/// Pairs of calls that differ in all that a row's bits may not depend on: batch, lengths, heads, pages, packing, SMs.
+template <class MakePlan>
+Found compare_orders(int rounds, int calls, const MakePlan& plan_of) {
   Draw draw(7);
-  int on_tensor_cores = 0;
-  for (int round = 0; round < 100; ++round) {
+  Found found;
+  for (int round = 0; round < rounds; ++round) {
     const Problem options = draw.options();
-    const int arch = draw.pick({75, 80, 90, 120});
+    const int arch = draw.pick({75, 80, 90, 90, 90, 120});
     const std::int64_t shared = arch == 90 ? 232448 : arch == 80 ? 166912 : arch == 75 ? 65536 : 101376;
-    std::string first, first_cpu;
-    for (int call = 0; call < 12; ++call) {
+    std::string first;
+    for (int call = 0; call < calls; ++call) {
       const Problem problem = draw.call(options);
-      SCOPED_TRACE(to_string(problem) + " on sm_" + std::to_string(arch));
-      const Plan plan = make_plan(problem, Pass::forward, gpu(arch, draw.pick({1, 16, 132}), shared));
-      if (call == 0) first = order_of(plan);
-      EXPECT_EQ(order_of(plan), first);
-      on_tensor_cores += computes_like(plan.kernel) == "decode/sm80" ? 1 : 0;
-      const CpuIsa isa = CpuIsa::amx;
-      const Plan cpu = make_plan(problem, Pass::forward, {.isa = isa, .threads = draw.pick({1, 2, 64})});
-      EXPECT_EQ(cpu.kernel, "cpu/prefill");
-      EXPECT_EQ(cpu.num_splits, 1);
-      if (call == 0) first_cpu = order_of(cpu);
-      EXPECT_EQ(order_of(cpu), first_cpu);
+      const Plan plan = plan_of(problem, gpu(arch, draw.pick({1, 16, 132}), shared));
+      const std::string order = order_of(plan);
+      found.forward_sm90 += plan.kernel == "forward/sm90" ? 1 : 0;
+      found.decode += plan.kernel.starts_with("decode/") ? 1 : 0;
+      if (call == 0) first = order;
+      if (call == 0) continue;
+      ++found.pairs;
+      if (order != first && found.different.size() < 5)
+        found.different.push_back(first + " and " + order + ": " + to_string(problem) + " on sm_" + std::to_string(arch));
     }
   }
-  EXPECT_GT(on_tensor_cores, 100);
+  return found;
+}
+
+TEST(PlanInvariant, OrderOfSumsIsThatOfTheOptions) {
+  const Found found = compare_orders(
+      5000, 21, [](const Problem& p, const DeviceInfo& g) { return make_plan(p, Pass::forward, g); });
+  EXPECT_EQ(found.pairs, 100000);
+  EXPECT_EQ(found.different, std::vector<std::string>{});
+  EXPECT_GT(found.forward_sm90, found.pairs / 100);
+  EXPECT_GT(found.decode, found.pairs / 10);
+}
+
+/// The comparison finds a tile that depends on the batch.
+TEST(PlanInvariant, APlantedDependenceIsFound) {
+  const auto planted = [](const Problem& p, const DeviceInfo& g) {
+    Plan plan = make_plan(p, Pass::forward, g);
+    if (p.batch > 64) plan.block_kv /= 2;
+    return plan;
+  };
+  EXPECT_FALSE(compare_orders(20, 21, planted).different.empty());
+}
+
+TEST(PlanInvariant, OrderOfSumsOnACpuIsThatOfTheOptions) {
+  Draw draw(9);
+  for (int round = 0; round < 100; ++round) {
+    const Problem options = draw.options();
+    std::string first;
+    for (int call = 0; call < 12; ++call) {
+      const Problem problem = draw.call(options);
+      SCOPED_TRACE(to_string(problem));
+      const Plan plan = make_plan(problem, Pass::forward, {.isa = CpuIsa::amx, .threads = draw.pick({1, 2, 64})});
+      EXPECT_EQ(plan.kernel, "cpu/prefill");
+      EXPECT_EQ(plan.num_splits, 1);
+      if (call == 0) first = order_of(plan);
+      EXPECT_EQ(order_of(plan), first);
+    }
+  }
 }
 
 TEST(PlanInvariant, SplitsFollowFromTheHeadDimension) {
@@ -130,12 +181,12 @@ TEST(PlanInvariant, RefusesWhatWouldBreakIt) {
   Problem p{.seq_q = 1, .seq_kv = 524288, .heads_q = 8, .heads_kv = 8, .head_dim = 64, .dtype = Dtype::bfloat16};
   p.invariant = true;
   EXPECT_EQ(make_plan(p, Pass::forward, gpu(90, 132, 232448)).kernel, "decode/sm90");
-  EXPECT_THROW(make_plan(p, Pass::forward, gpu(90, 132, 232448), "forward/sm90"), Error);
+  EXPECT_THROW(make_plan(p, Pass::forward, gpu(90, 132, 232448), "forward/sm80"), Error);
   EXPECT_THROW(make_plan(p, Pass::forward, {}, "cpu/decode"), Error);
   p.seq_kv += 1;
   EXPECT_THROW(make_plan(p, Pass::forward, gpu(90, 132, 232448)), Error);
   p.seq_kv = 524288, p.seq_q = 524288, p.batch = 16;  // too many tiles for decode/sm80: no other kernel takes them instead
-  EXPECT_THROW(make_plan(p, Pass::forward, gpu(90, 132, 232448)), Error);
+  EXPECT_THROW(make_plan(p, Pass::forward, gpu(80, 108, 166912)), Error);
   p.seq_q = 64, p.seq_kv = 64;
   EXPECT_EQ(make_plan(p, Pass::backward, gpu(90, 132, 232448)).kernel, "backward/sm90");  // it is about forward
 }

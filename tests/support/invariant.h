@@ -24,7 +24,8 @@ struct Asked {
   std::int64_t page_size = 0;  // 0 = no pages
   bool packed = false;         // queries end to end, and keys where there are no pages
   int num_sms = 0;             // of the emulator
-  int arch = 80;
+  int arch = 90;
+  std::string kernel{};  // empty: the planner's choice
 };
 
 /// The options that all ways share: head counts and dimensions, dtype, causal, windows, softcap, sink, ...
@@ -34,7 +35,8 @@ Problem invariant_problem(Dtype dtype);
 using RowBits = std::vector<std::pair<std::string, std::vector<std::uint32_t>>>;
 RowBits rows_of(const Problem& options, const Asked& asked, Device device);
 
-/// Ways to ask for the last rows of sequence 0, of `keys` keys.
+/// Ways to ask for the last rows of sequence 0, of `keys` keys. An architecture has bits of its own: on sm_90 prefill and
+/// decoding are different kernels.
 std::vector<Asked> ways_to_ask(std::int64_t keys);
 
 /// Asks in all ways, and fails where a row differs from the first way that had it.

@@ -33,16 +33,24 @@ struct Epilogue {
     const ScoreMath<config> math(args, tile, tile.q_begin + S::row_group(warpgroup) * wg_rows + thread / 32 * 16,
                                  thread % 32);
     float sum[2] = {rows.sum[0], rows.sum[1]};  // four threads share a row
+    if constexpr (!S::ordered) {
 #pragma unroll
-    for (int lanes = 1; lanes <= 2; ++lanes) {
+      for (int lanes = 1; lanes <= 2; ++lanes) {
 #pragma unroll
-      for (int r = 0; r < 2; ++r) sum[r] += ptx::shuffle_xor(sum[r], lanes);
+        for (int r = 0; r < 2; ++r) sum[r] += ptx::shuffle_xor(sum[r], lanes);
+      }
     }
     bool used[2], empty[2];
-    float maximum[2], factor[2];
+    float maximum[2] = {}, factor[2], ordered_lse[2] = {};
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       used[r] = math.row + 8 * r < math.score.len_q;
+      if constexpr (S::ordered) {
+        const float sink = features.sink ? args.sink[tile.head_idx] : -tile::infinity;
+        const float own = tile::finish_total(rows.max[r], sum[r], math.exponent_scale, sink, ordered_lse[r]);
+        empty[r] = own == 0, factor[r] = used[r] ? own : 0.0f;
+        continue;
+      }
       empty[r] = rows.max[r] == -tile::infinity && sum[r] == 0.0f && !visited_interior;  // not empty if all scores were NaN
       maximum[r] = ScoreMath<config>::finite(rows.max[r]) * math.exponent_scale;         // in powers of 2
       float denominator = sum[r];
@@ -66,7 +74,8 @@ struct Epilogue {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
           if (math.row + 8 * r >= tile.sequence.rows_q) continue;
-          lse[8 * r] = used[r] ? lse_of(tile, maximum[r], sum[r], empty[r]) : -tile::infinity;
+          const float of_row = S::ordered ? ordered_lse[r] : lse_of(tile, maximum[r], sum[r], empty[r]);
+          lse[8 * r] = used[r] ? of_row : -tile::infinity;
         }
       }
     };
@@ -81,7 +90,7 @@ struct Epilogue {
     for (int r = 0; r < 2; ++r) {
       const bool sound = empty[r] || (sum[r] >= 0.5f && sum[r] < highest_sum && !math.is_large(maximum[r]));
       const bool finite_sum = sum[r] < tile::infinity;  // if not, a score was NaN, and the row is rightly NaN
-      retry = retry || (used[r] && ((tile.attempt == Attempt::fixed_max && !sound) ||
+      retry = retry || (used[r] && ((!S::ordered && tile.attempt == Attempt::fixed_max && !sound) ||
                                     (tile.attempt != Attempt::nonfinite_safe && finite_sum && poison[r] != 0.0f)));
     }
     return retry;

@@ -27,13 +27,15 @@
 // Reference of the softmax: only the first blocks of a row raise its maximum. Later blocks use that maximum unchanged,
 // which saves the reduction and the rescaling of O. If it was too low, probabilities overflow. The epilogue detects this
 // and marks the tile; after its last tile the thread block repeats its marked tiles with a running maximum (Attempt). So
-// the result is exact for every input, and ordinary inputs do not pay for it.
+// the result is exact for every input, and ordinary inputs do not pay for it. In the fixed order of invariant bits every
+// block raises the maximum (ordered_loop.cuh).
 
 #include "forward/sm90/epilogue.cuh"
 #include "forward/sm90/kv_loop.cuh"
 #include "forward/sm90/listed_loop.cuh"
 #include "forward/sm90/mask.cuh"
 #include "forward/sm90/nonfinite_loop.cuh"
+#include "forward/sm90/ordered_loop.cuh"
 #include "forward/sm90/producer.cuh"
 #include "forward/sm90/wide_loop.cuh"
 #include "ptx/launch.cuh"
@@ -178,7 +180,9 @@ __device__ __forceinline__ bool attend(Warpgroup<config>& wg, Work work) {
     const ScoreMath<config> math = score_math(wg, tile);
     load_queries(wg, tile_work.queries);
     if constexpr (Shape<config>::holds_queries) sync_without_pingpong(wg);  // all have read Q, before one releases it
-    if constexpr (Shape<config>::listed) {
+    if constexpr (Shape<config>::ordered) {
+      attend_in_order(tile_work, tile, seen, math);
+    } else if constexpr (Shape<config>::listed) {
       attend_listed(tile_work, tile, math);
     } else {
       attend_range(tile_work, tile, seen, math);

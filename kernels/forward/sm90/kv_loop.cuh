@@ -89,10 +89,11 @@ __device__ __forceinline__ void first_block(TileWork<W>& work, const Tile& tile,
 }
 
 /// A later block: its scores, the output of the previous block, its softmax. softmax(block, rescale) returns true if it has
-/// raised the maximum of a row; then O must be multiplied by `rescale`.
-template <Visit kind, class W, class Softmax>
+/// raised the maximum of a row; then O must be multiplied by `rescale`, or whatever take_output(block, rescale) does.
+template <Visit kind, class W, class Softmax, class TakeOutput>
 __device__ __forceinline__ void next_block(TileWork<W>& work, const Tile& tile, const ScoreMath<W::config>& math, int block,
-                                           const NextBlocks& following, const Softmax& softmax) {
+                                           const NextBlocks& following, const Softmax& softmax,
+                                           const TakeOutput& take_output) {
   using S = typename W::S;
   const PipelineState<S::stages> k(work.wg.num_blocks), v(work.wg.num_blocks - 1);
   float rescale[2];
@@ -118,10 +119,20 @@ __device__ __forceinline__ void next_block(TileWork<W>& work, const Tile& tile, 
   ptx::wgmma_pin(work.out.O);
   ptx::wgmma_pin(work.P);
   release(work.wg, work.wg.shared.V_empty[v.stage]);
-  if (raised) rescale_output(work.out.O, rescale);
+  if constexpr (!S::ordered) {
+    if (raised) take_output(block, rescale);
+  }
   math.pack(work.scores, work.P);
   ptx::wgmma_pin(work.P);
+  if constexpr (S::ordered) take_output(block, rescale);  // the scores' registers are free
   if constexpr (kind == Visit::listed) clear_hidden_rows(work.wg, k, math.score.visible_kv - block * S::block_kv);
+}
+
+template <Visit kind, class W, class Softmax>
+__device__ __forceinline__ void next_block(TileWork<W>& work, const Tile& tile, const ScoreMath<W::config>& math, int block,
+                                           const NextBlocks& following, const Softmax& softmax) {
+  next_block<kind>(work, tile, math, block, following, softmax,
+                   [&](int, const float(&rescale)[2]) { rescale_output(work.out.O, rescale); });
 }
 
 /// O += P V of the last block.

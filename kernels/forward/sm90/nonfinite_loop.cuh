@@ -5,6 +5,7 @@
 // rows that see them. Blocks are processed one after another without overlap, because this loop hardly ever runs.
 
 #include "forward/sm90/bias_tiles.cuh"
+#include "forward/sm90/ordered_loop.cuh"
 #include "forward/sm90/warpgroup.cuh"
 
 namespace flash_attention::forward_sm90 {
@@ -84,6 +85,7 @@ __device__ __forceinline__ void attend_nonfinite_safe(Warpgroup<config>& wg, Out
 #pragma unroll
   for (float& x : out.O) x = 0;
 
+  bool is_first = true;  // of the segments
   typename Warpgroup<config>::SeenBlock at;
 #pragma unroll 1
   for (int n = 0; S::listed ? !at.is_last() : n < tile.blocks; ++n) {
@@ -110,6 +112,18 @@ __device__ __forceinline__ void attend_nonfinite_safe(Warpgroup<config>& wg, Out
     ptx::wgmma_wait<0>();  // O is complete
     ptx::wgmma_pin(out.O);
     release(wg, wg.shared.V_empty[kv.stage]);
+    if constexpr (S::ordered) {
+      if (n + 1 == tile.blocks) {
+        SegmentTotals<config>::finish(wg, out.O, out.rows, math.exponent_scale, is_first);
+        break;
+      }
+      if ((block + 1) % S::segment_blocks != 0) continue;
+      SegmentTotals<config>::add(wg, out.O, out.rows, math.exponent_scale, is_first);
+      is_first = false;
+      out.rows = {};
+#pragma unroll
+      for (float& x : out.O) x = 0;
+    }
   }
   release_queries(wg);
 }

@@ -147,7 +147,9 @@ __device__ __forceinline__ int block_at_diagonal(const tile::Score<config.featur
 template <ForwardConfig config>
 __device__ __forceinline__ bool begins_far_away(const tile::Score<config.features>& score, tile::TileRange loaded,
                                                 int q_begin) {
-  if constexpr (!config.features.alibi || config.features.window_right || Shape<config>::from_diagonal) return false;
+  if constexpr (!config.features.alibi || config.features.window_right || Shape<config>::from_diagonal ||
+                Shape<config>::ordered)
+    return false;
   constexpr float growth = Shape<config>::type == Type::float16 ? 7.0f : 20.0f;  // of e^11 and e^27: highest_sum
   const int distance = (loaded.end - 1) * config.block_kv - (q_begin + score.len_kv - score.len_q);
   return score.slope * static_cast<float>(distance) > growth;
@@ -341,6 +343,8 @@ struct Schedule {
 
   __device__ __forceinline__ void find_blocks(Tile& tile, Attempt attempt) const {
     const tile::Score<config.features> score(args, tile.sequence, tile.head_idx);
+    // The fixed order has the running maximum at once.
+    if (Shape<config>::ordered && attempt == Attempt::online_max) attempt = tile.attempt = Attempt::nonfinite_safe;
     tile::TileRange loaded = score.template key_tiles<config.block_q, config.block_kv>(tile.q_begin);
     if constexpr (config.split_keys) loaded = take_split(loaded, tile.split);
     tile.first = Shape<config>::forwards ? loaded.begin

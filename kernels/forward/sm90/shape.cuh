@@ -65,6 +65,10 @@ struct Shape {
 
   static constexpr bool pingpong = loop.pingpong;
 
+  // Sums are in the fixed order of invariant bits, in segments of so many blocks: forward/sm90/ordered_loop.cuh.
+  static constexpr bool ordered = has_fixed_order(config);
+  static constexpr int segment_blocks = config.split_tiles;
+
   // Tiles round up to whole chunks: TMA reads columns past the head dimension as zero and does not store them.
   static constexpr int chunks = tile::ceil_div(config.head_dim, chunk_dim);
   static constexpr int chunks_v = tile::ceil_div(config.head_dim_v, wide ? 2 * chunk_dim : chunk_dim);  // of a warpgroup
@@ -109,6 +113,7 @@ struct Shape {
   static_assert(!wide || (row_groups == 1 && cluster <= 2 && block_kv == forward_sm90_wide_keys));
   static_assert(!config.split_keys || (forwards && !listed && !wide && !features.touches_scores() && !features.sink &&
                                        !features.packed && !features.seqused_q && !config.pair_tiles));
+  static_assert(!ordered || (forwards && !listed && !wide && !config.split_keys && !features.dropout));
   static_assert(cluster == 1 || (forwards && !listed && !features.packed));
   static_assert(block_q % wg_rows == 0 && 1 <= warpgroups && warpgroups <= 3 && block_kv % 16 == 0);
   static_assert(ptx::wgmma_has_shape(score_keys) && ptx::wgmma_has_shape(width_v));

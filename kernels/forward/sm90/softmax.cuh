@@ -11,6 +11,7 @@
 #include "ptx/warp.cuh"
 #include "tile/bias_pairs.cuh"
 #include "tile/dropout.cuh"
+#include "tile/fixed_order.cuh"
 #include "tile/key_source.cuh"
 #include "tile/score.cuh"
 #include "tile/soft_cap.cuh"
@@ -111,20 +112,11 @@ struct ScoreMath {
   __device__ __forceinline__ static constexpr int row_of(int i) { return i / 2 % 2; }
   __device__ __forceinline__ static constexpr int key_of(int i) { return 8 * (i / 4) + i % 2; }
 
-  /// As tile::Score::in_units, but the soft cap takes two instructions of the special function unit: tanh(x) = 1 - 2 / (1 +
-  /// e^2x), with an error of 3e-7. Near 0 the lse may be no larger than that error times the cap, so there a polynomial is
-  /// used. In interior blocks it is not needed here: if all scores are small, probability_of() takes another path.
+  /// As tile::Score::in_units, but with a faster soft cap. If all scores of an interior block are small, probability_of()
+  /// takes another path.
   template <bool interior = false>
   __device__ __forceinline__ float in_units(float dot, float added) const {
-    if constexpr (features.softcap) {
-      const float x = dot * (score.scale / score.softcap), square = x * x;
-      const float exponential =
-          ptx::exp2(interior ? dot * (2.0f * tile::log2_e * score.scale / score.softcap) : x * (2.0f * tile::log2_e));
-      float tanh = ptx::fma(-2.0f, ptx::reciprocal(1.0f + exponential), 1.0f);
-      if (!interior && square < 0.01f) tanh = x * ptx::fma(square, ptx::fma(square, 2.0f / 15, -1.0f / 3), 1.0f);
-      return ptx::fma(score.softcap, tanh, added);
-    }
-    return ptx::fma(dot, score.scale, added);
+    return tile::capped_score<features.softcap, interior>(dot, score.scale, score.softcap, added);
   }
 
   /// Applies soft cap, bias, ALiBi and program without hiding scores. Rows past the last query use the last query's bias.
@@ -278,6 +270,46 @@ struct ScoreMath {
       const float raised = ptx::max(row_max[r], block_max);
       rescale[r] = ptx::exp2((row_max[r] - finite(raised)) * exponent_scale);
       row_max[r] = raised;
+    }
+  }
+
+  /// One block of the fixed order: raises the maximum, makes probabilities and adds them to this thread's part of the row
+  /// sums. O must be multiplied by `rescale`.
+  __device__ __forceinline__ void take_in_order(Tile& S, float (&row_max)[2], float (&row_sum)[2],
+                                                float (&rescale)[2]) const {
+    float raised[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      float block_max = S[2 * r];
+#pragma unroll
+      for (int i = 0; i < count; ++i) {
+        if (row_of(i) == r) block_max = ptx::max(block_max, S[i]);
+      }
+      block_max = ptx::max(block_max, ptx::shuffle_xor(block_max, 1));
+      block_max = ptx::max(block_max, ptx::shuffle_xor(block_max, 2));
+      raised[r] = ptx::max(row_max[r], block_max);
+      rescale[r] = tile::factor_of_raise(row_max[r], raised[r], exponent_scale);
+      row_max[r] = raised[r];
+    }
+    const tile::ExponentOrigin from[2] = {{raised[0], exponent_scale}, {raised[1], exponent_scale}};
+    if (ptx::any(from[0].origin != 0 || from[1].origin != 0)) {
+#pragma unroll
+      for (int i = 0; i < count; ++i) S[i] -= from[row_of(i)].origin;
+    }
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      float sum = 0;
+#pragma unroll
+      for (int i = 0; i < count; i += 8) {
+#pragma unroll
+        for (int e = 2 * r; e < 8; e += 4) {
+          S[i + e] = ptx::exp2(ptx::fma(S[i + e], exponent_scale, -from[r].shift));
+          S[i + e + 1] = ptx::exp2(ptx::fma(S[i + e + 1], exponent_scale, -from[r].shift));
+        }
+        const float four = tile::sum_of_four(S[i + 2 * r], S[i + 2 * r + 1], S[i + 2 * r + 4], S[i + 2 * r + 5]);
+        sum = i == 0 ? four : sum + four;
+      }
+      row_sum[r] = ptx::fma(row_sum[r], rescale[r], sum);
     }
   }
 

@@ -287,6 +287,7 @@ __device__ __forceinline__ void softmax_edge(W& wg, const ScoreMath<W::config>& 
     math.modify_and_mask(scores, block * S::block_kv);
     if constexpr (tile::MaskData<config.features>::present) hide_pairs(math, scores, block * S::block_kv);
   }
+  if constexpr (S::ordered) return math.take_in_order(scores, rows.max, rows.sum, rescale);
   math.raise_maximum(scores, rows.max, rescale);
 #pragma unroll
   for (int r = 0; r < 2; ++r) rows.sum[r] *= rescale[r];

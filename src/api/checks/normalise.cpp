@@ -149,6 +149,7 @@ Problem normalise(const Problem& problem, Pass pass) {
     require(p.total_kv == 0 || p.total_kv == p.batch * p.seq_kv, "total_kv", p.total_kv, "it belongs to packed problems");
   }
   if (p.causal) p.window_right = 0;
+  if (p.invariant) p.deterministic = true;
   if (!p.scale) p.scale = p.head_dim > 0 ? 1.0f / std::sqrt(static_cast<float>(p.head_dim)) : 1.0f;
   check_options(p);
   if (p.dtype != Dtype::float32) p.precision = Precision::automatic;

@@ -76,20 +76,24 @@ std::string gather(const Descriptor& descriptor, MatrixType type, int extent, bo
   return {};
 }
 
-/// Tiles of 8 rows and 8 columns (n is a multiple of 8), whose sums stay in registers while k goes from the first to the
-/// last.
+/// Tiles of 8 rows and 8 columns (n is a multiple of 8), whose sums stay in registers. The 16 products of an instruction are
+/// added at once, as those of mma.sync: on sm_90 both have the same bits.
 FLASH_ATTENTION_CLONES void accumulate(float* D, const float* A, const float* B, int n) {
   constexpr int rows = 8;
-  using Columns = float __attribute__((vector_size(32)));
+  using Columns = double __attribute__((vector_size(64)));
   for (int first_row = 0; first_row < 64; first_row += rows) {
     for (int column = 0; column < n; column += 8) {
-      Columns sum[rows], b;
-      for (int i = 0; i < rows; ++i) std::memcpy(&sum[i], D + (first_row + i) * n + column, sizeof b);
-      for (int k = 0; k < 16; ++k) {
-        std::memcpy(&b, B + k * n + column, sizeof b);
-        for (int i = 0; i < rows; ++i) sum[i] += A[(first_row + i) * 16 + k] * b;
+      Columns sum[rows] = {}, b = {};
+      for (int i = 0; i < rows; ++i) {
+        for (int j = 0; j < 8; ++j) sum[i][j] = D[(first_row + i) * n + column + j];
       }
-      for (int i = 0; i < rows; ++i) std::memcpy(D + (first_row + i) * n + column, &sum[i], sizeof b);
+      for (int k = 0; k < 16; ++k) {
+        for (int j = 0; j < 8; ++j) b[j] = B[k * n + column + j];
+        for (int i = 0; i < rows; ++i) sum[i] += static_cast<double>(A[(first_row + i) * 16 + k]) * b;
+      }
+      for (int i = 0; i < rows; ++i) {
+        for (int j = 0; j < 8; ++j) D[(first_row + i) * n + column + j] = static_cast<float>(sum[i][j]);
+      }
     }
   }
 }

@@ -138,7 +138,7 @@ void add_program_and_sink_launches(const Problem& problem, Plan& plan) {
 namespace {
 
 Answer plan_forward(const Request& r) {
-  if (decode_serves_invariant(r)) return Refusal{"decode/sm80 takes all such calls where bits are invariant"};
+  if (fixed_order(r)) return Refusal{"decode/sm80 takes all such calls where bits are invariant"};
   return offer_unless(reject_grid(r.problem), [&] { return lay_out_forward(r.problem); });
 }
 

@@ -26,6 +26,7 @@ std::string reject_backward(const Request& r) {
   if (reason.empty()) reason = reject_tma_strides(p, Pass::backward);
   if (!reason.empty()) return reason;
   if (std::max(p.head_dim, p.head_dim_v) > 512) return "needs head dimensions up to 512";
+  if (is_split_by_columns(p) && p.invariant) return "gives no invariant bits with heads wider than 256";
   // Found by repeated random problems on an H200, not by the emulator: docs/lab/masks.md.
   if (std::max(p.head_dim, p.head_dim_v) > 128 && r.features.has_mask_data()) return "takes no masks of heads wider than 128";
   for (const Strides& strides : {p.dq_strides, p.dk_strides, p.dv_strides}) {
@@ -68,9 +69,10 @@ std::int64_t repair_blocks(const Problem& p, const DeviceInfo& device) {
   return std::min<std::int64_t>(blocks, 8LL * device.num_sms);
 }
 
-/// The configuration of a launch that makes scores.
-LaunchConfig looped(abi::BackwardConfig config) {
+/// The configuration of a launch that makes scores. Whether a tile is far below the soft cap, the rows beside decide.
+LaunchConfig looped(abi::BackwardConfig config, bool invariant) {
   config.loop = choose_loop(config);
+  if (invariant) config.loop.tests_cap = false;
   return launch_config(config);
 }
 
@@ -84,7 +86,7 @@ void add_column_launches(const Problem& p, const DeviceInfo& device, abi::Backwa
     add_launch(plan,
                {.unit = "backward/sm90/columns",
                 .entry = entry,
-                .config = looped(config),
+                .config = looped(config, p.invariant),
                 .block = 384,
                 .cluster = cluster,
                 .shared_bytes = abi::backward_sm90_columns_shared_bytes(config, has_dP)},
@@ -152,11 +154,11 @@ Plan lay_out_sm90_backward(const Request& r, bool whole, const BackwardSm90Struc
   const bool separate_dq = config.dq_mode == abi::DqMode::separate_kernel, direct = config.dq_mode == abi::DqMode::direct;
   Plan plan{.block_q = config.block_q, .block_kv = config.block_kv};
   plan.maps = maps_of(p, config.bias_boxes);
-  if (whole && !direct) plan.num_splits = num_gqa_splits(p, device, config);
+  if (whole && !direct && !p.invariant) plan.num_splits = num_gqa_splits(p, device, config);
   config.key_sums = plan.num_splits > 1;
   config.interleave_heads = interleaves_heads(p, device, config);
   config.split_first = whole && splits_first(p, config);
-  config.statistics_by_product = takes_statistics_by_product(p, config, whole);
+  config.statistics_by_product = !p.invariant && takes_statistics_by_product(p, config, whole);
   config.mask_bits = whole && has_mask_bits(p, config);
 
   // dbias and dsink are made by kernels of other families, which take delta in the layout of lse.
@@ -184,7 +186,7 @@ Plan lay_out_sm90_backward(const Request& r, bool whole, const BackwardSm90Struc
   const std::int64_t row_tiles = ceil_div(p.seq_q, tile_rows) * p.heads_q * p.batch;
   const std::int64_t key_tiles =
       (ceil_div(p.seq_kv, config.block_kv) + first_parts - 1) * p.heads_kv * p.batch * plan.num_splits;
-  const LaunchConfig source = looped(config), row_source = row_config(config);
+  const LaunchConfig source = looped(config, p.invariant), row_source = row_config(config);
   const LaunchConfig& prepare_source = config.dq_mode == abi::DqMode::ordered ? source : row_source;  // order: by the mask
   if (!direct) {
     add_launch(plan,
@@ -221,7 +223,7 @@ Plan lay_out_sm90_backward(const Request& r, bool whole, const BackwardSm90Struc
     add_launch(plan,
                {.unit = "backward/sm90/separate_dq",
                 .entry = "backward_sm90_separate_dq_kernel",
-                .config = looped(dq),
+                .config = looped(dq, p.invariant),
                 .block = 384,
                 .shared_bytes = abi::backward_sm90_dq_shared_bytes(dq)},
                std::min<std::int64_t>(ceil_div(p.seq_q, 128) * p.heads_q * p.batch, device.num_sms));

@@ -61,13 +61,16 @@ BackwardSm90Structure choose_backward_sm90_structure(const Request& r, bool whol
   const bool light = !f.bias && !f.score_program;
   const int light_options = int{f.softcap} + int{f.alibi} + int{f.dropout};
   const bool plain = light && !chooses_steps(f) && light_options == 0;
-  const bool crowded = f.dropout && (f.packed || f.seqused_q || f.seqused_kv);
+  // Where bits are invariant, what follows from lengths must not decide: all problems count as if they had some.
+  const bool has_lengths = f.packed || f.seqused_q || f.seqused_kv || p.invariant;
+  const bool crowded = f.dropout && has_lengths;
   if (dim > 128) return {.wide = true, .dq_mode = abi::DqMode::separate_kernel, .warpgroups = 1, .stages = plain ? 3 : 2};
-  if (whole && can_be_direct(r)) return {.dq_mode = abi::DqMode::direct, .warpgroups = 2, .stages = dim > 64 ? 2 : 3};
+  if (whole && !p.invariant && can_be_direct(r))
+    return {.dq_mode = abi::DqMode::direct, .warpgroups = 2, .stages = dim > 64 ? 2 : 3};
   BackwardSm90Structure structure{.warpgroups = 2, .stages = 2};
   if (dim > 64) {
     // Other options need the registers that dQ would take, but for a bias of 16 bits or a short program by itself.
-    const bool lengths = f.packed || f.seqused_q || f.seqused_kv || f.has_mask_data();
+    const bool lengths = has_lengths || f.has_mask_data();
     const bool alone = !f.mask && light_options == 0 && !lengths;
     const bool bias_alone = alone && f.bias && size_of(p.bias.dtype) == 2 && !f.score_program;
     const ProgramTraits& program = r.program;
@@ -79,13 +82,13 @@ BackwardSm90Structure choose_backward_sm90_structure(const Request& r, bool whol
   } else {
     // Where they are few, tasks of two are shorter.
     const bool few = ceil_div(p.seq_kv, 2 * tile_rows) * p.heads_kv * p.batch <= 2 * r.device.num_sms && !p.packed &&
-                     p.heads_q == p.heads_kv;
-    structure.warpgroups = has_registers_for_three(f) && !few ? 3 : 2;
+                     p.heads_q == p.heads_kv && !p.invariant;
+    structure.warpgroups = has_registers_for_three(f) && !few && !(p.invariant && crowded) ? 3 : 2;
     structure.stages = 3;
   }
   if (structure.dq_mode == abi::DqMode::separate_kernel) return structure;
   if (p.deterministic) {
-    const bool ordered = !chooses_steps(f) && !f.score_program && can_be_ordered(r);
+    const bool ordered = !chooses_steps(f) && !f.score_program && (p.invariant || can_be_ordered(r));
     structure.dq_mode = ordered ? abi::DqMode::ordered : abi::DqMode::separate_kernel;
   } else if (gains_by_order(r, structure.warpgroups * tile_rows)) {
     structure.dq_mode = abi::DqMode::ordered;

@@ -41,10 +41,11 @@ bool strides_items(const Problem& problem, const abi::ForwardConfig& config, std
 int item_blocks_of(const Problem& problem, const DeviceInfo& device, const abi::ForwardConfig& config, std::int64_t most) {
   const abi::Features& features = config.features;
   const bool lengths = features.seqused_kv || features.key_lengths || features.left_padding;
-  if (device.arch != 90 || features.packed || config.split_tiles > 0) return 0;
+  if (device.arch != 90 || features.packed) return 0;
   const bool lengths_differ = lengths && problem.batch > 1;
   const std::int64_t tiles = tiles_of_item(problem, config), items = items_of(problem, config);
   if (items == 0) return 0;  // nothing is launched
+  if (abi::has_fixed_order(config)) return tiles <= config.split_tiles && items <= most ? 1 : 0;  // one segment each
   constexpr std::int64_t short_share = 8;
   const bool two_an_sm = most > device.num_sms;
   if (!two_an_sm && tiles <= short_share && items <= most && 9 * items >= 4 * most) return 1;

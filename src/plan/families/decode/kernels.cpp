@@ -29,6 +29,8 @@ std::string reject_kind(const Request& r) {
   if (r.features.dropout) return "takes no dropout";
   if (problem.head_dim % 8 != 0 || problem.head_dim_v % 8 != 0) return "needs head dimensions that are multiples of 8";
   if (!problem.latent && std::max(problem.head_dim, problem.head_dim_v) > 512) return "needs head dimensions up to 512";
+  if (problem.invariant && (problem.latent || std::max(problem.head_dim, problem.head_dim_v) > 256))
+    return "takes no latent keys and no heads wider than 256 where bits are invariant";
   if (problem.latent && *problem.kv_dtype != problem.dtype) return "takes no latent keys of 8 bits";
   if (*problem.scale <= 0) return "needs a positive scale";
   const auto multiples = [](const Strides& s, int of) { return s.batch % of == 0 && s.seq % of == 0 && s.head % of == 0; };
@@ -173,9 +175,13 @@ std::span<const KernelEntry> decode_kernels() {
   return rows;
 }
 
-bool decode_serves_invariant(const Request& r) {
-  return r.problem.invariant && missing_option(decode_kernels()[1], r).empty() && reject_kind(r).empty() &&
-         choose_decode_tile(r, false).has_value();
+std::optional<FixedOrder> fixed_order(const Request& r) {
+  if (!r.problem.invariant || !missing_option(decode_kernels()[1], r).empty() || !reject_kind(r).empty()) return {};
+  Request usual = r;  // without a tile that was requested
+  usual.tile.reset();
+  const std::optional<abi::ForwardConfig> config = choose_decode_tile(usual, false);
+  if (!config) return {};
+  return FixedOrder{config->block_kv, config->split_tiles};
 }
 
 }  // namespace flash_attention::plan

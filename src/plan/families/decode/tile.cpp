@@ -24,7 +24,7 @@ std::int64_t max_rows(const Problem& problem, const DeviceInfo& device) {
 }
 
 int block_q_of(const Problem& problem, const DeviceInfo& device) {
-  if (problem.invariant) return 16;  // warps share keys in one way, whatever the number of rows
+  if (problem.invariant) return 16;  // sums of more rows find no registers in the fixed order
   const std::int64_t most = max_rows(problem, device);
   for (const int rows : {8, 16, 32}) {
     if (decode_rows(problem) <= rows || rows == most) return rows;
@@ -43,6 +43,19 @@ int stages_of(abi::ForwardConfig config, int shared_bytes, int max_bytes) {
   config.num_stages = 0;
   const abi::DecodeLayout layout(config);
   return std::min(shared_bytes - layout.shared_bytes, max_bytes) / layout.stage_bytes;
+}
+
+/// Keys of a segment of the fixed order: the end of one costs as much as some tiles, of narrow heads more of them.
+int segment_keys(const Problem& problem) { return problem.head_dim + problem.head_dim_v <= 128 ? 2048 : 1024; }
+
+/// Keys that raise the maximum together in the fixed order, on GPUs that have forward/sm90: as many as its registers take.
+/// The window is none of the options: it changes from call to call, where a caller leaves it out because it hides nothing.
+int ordered_keys(const Problem& problem) {
+  const std::int64_t dim = std::max(problem.head_dim, problem.head_dim_v);
+  const int options = problem.bias.present + problem.mask.present + (problem.softcap != 0) + problem.alibi;
+  if (dim > 192) return options > 1 || problem.bias.present ? 32 : 64;
+  if (dim > 128) return options > 2 ? 32 : 64;
+  return options > 1 || problem.bias.present || problem.mask.present ? 64 : 128;
 }
 
 /// Whether blocks have long runs of few items. Then two groups of four warps take tiles in turn. Each tile has twice the
@@ -97,6 +110,8 @@ std::optional<abi::ForwardConfig> configure(const Request& request, bool produce
                           Tile{64, 4, (max_keys == 64 ? 96 : 192) << 10}, Tile{32, 2, 192 << 10}, Tile{16, 1, 192 << 10}}) {
     if (block_q > 16 * tile.num_warps || tile.block_kv > (request.tile ? 128 : max_keys)) continue;
     if (request.tile && (request.tile->block_q != block_q || request.tile->block_kv != tile.block_kv)) continue;
+    if (problem.invariant && device.arch == 90 && tile.block_kv != ordered_keys(problem)) continue;
+    config.split_tiles = problem.invariant ? segment_keys(problem) / tile.block_kv : 0;
     config.block_kv = tile.block_kv;
     config.num_warps = tile.num_warps * (abi::DecodeLayout::splits_columns(config) ? 2 : 1);
     if (config.num_warps == 1) continue;
@@ -120,10 +135,7 @@ std::optional<abi::ForwardConfig> configure(const Request& request, bool produce
 std::optional<abi::ForwardConfig> choose_decode_tile(const Request& request, bool producer_warp) {
   const Problem& problem = request.problem;
   for (int block_q = block_q_of(problem, request.device); block_q >= (problem.invariant ? 16 : 8); block_q /= 2) {
-    auto config = configure(request, producer_warp, block_q);
-    if (config && problem.invariant)
-      config->split_tiles = static_cast<int>(invariant_split_keys(problem)) / config->block_kv;
-    if (config) return config;
+    if (const auto config = configure(request, producer_warp, block_q)) return config;
   }
   return std::nullopt;
 }

@@ -45,6 +45,7 @@ bool is_uniform_by_vote(const abi::ForwardConfig& config) {
 /// So they do with a left edge, which then is tested after the interior, on one side only.
 abi::KeyOrder choose_key_order(const abi::ForwardConfig& config) {
   const abi::Features& f = config.features;
+  if (abi::has_fixed_order(config)) return abi::KeyOrder::forwards;
   if (!f.alibi && !has_left_edge(f) && !f.score_program) return abi::KeyOrder::forwards;
   const bool seen_both_ways = f.alibi && !f.window_right && !has_left_edge(f) && !f.has_tile_map() && !is_wide(config) &&
                               !f.score_program && !is_narrow(key_type(f));

@@ -186,6 +186,15 @@ Sm90Tile choose_tile(const Request& r) {
   return choose_sm90_tile(r);
 }
 
+/// The keys of a tile are the order's; with how many queries does not matter.
+Sm90Tile ordered_tile(const Request& r, const FixedOrder& order) {
+  const std::int64_t dim = std::max(r.problem.head_dim, r.problem.head_dim_v);
+  const abi::Features& f = r.features;
+  const bool lengths = f.packed || f.seqused_q || f.seqused_kv || f.key_lengths || f.left_padding || f.paged;
+  if (dim <= 64 && order.block_kv == 128 && count_score_options(f) == 0 && !lengths) return {192, 128, 4};
+  return {128, order.block_kv, dim <= 64 || (order.block_kv == 64 && dim <= 128) ? 4 : 2};
+}
+
 std::string reject_forward_tile(const Request& r, const TileSize& asked) {
   const Problem& p = r.problem;
   const auto [block_q, block_kv] = asked;
@@ -218,6 +227,7 @@ std::string reject_forward(const Request& r) {
   if (reason.empty() && masked && p.page_size != 0) reason = "takes no masks of keys in pages";
   if (reason.empty() && is_wide(p) && p.page_size != 0) reason = reject_wide_pages(p);
   if (reason.empty() && !(*p.scale > 0)) reason = "scale must be positive: the maximum is taken before scaling";
+  if (reason.empty() && p.invariant && is_wide(p)) reason = "bits of heads wider than 256 depend on the call";
   if (reason.empty() && p.page_size % 8 != 0) {
     reason = "TMA brings pages in boxes of 8 keys or more: page_size must be a multiple of 8, got " +
              std::to_string(p.page_size);
@@ -248,7 +258,8 @@ void add_merge_launch(const Problem& p, abi::Type dtype, Plan& plan) {
              (warps + config.num_warps - 1) / config.num_warps);
 }
 
-Plan lay_out_forward(const Request& r, const Sm90Tile& tile) {
+/// order: of the sums, if bits are invariant.
+Plan lay_out_forward(const Request& r, const Sm90Tile& tile, const std::optional<FixedOrder>& order) {
   const Problem& p = r.problem;
   const DeviceInfo& device = r.device;
   const abi::Features& f = r.features;
@@ -262,13 +273,15 @@ Plan lay_out_forward(const Request& r, const Sm90Tile& tile) {
   const bool masked = f.has_mask_data() || f.mask;
   const bool splits = tile.num_splits > 1;
   const bool imbalanced = !splits && (f.window_right || (masked && many)) && !f.window_left && row_tiles > 1;
-  abi::ForwardConfig config{.features = tile.block_kv < abi::mask_unit ? f : with_map(f),
+  const bool mapped = tile.block_kv >= abi::mask_unit && !order;  // the fixed order tests each pair of a boolean mask
+  abi::ForwardConfig config{.features = mapped ? with_map(f) : f,
                             .head_dim = static_cast<int>(p.head_dim),
                             .head_dim_v = static_cast<int>(p.head_dim_v),
                             .block_q = tile.block_q,
                             .block_kv = tile.block_kv,
                             .num_warps = warps_of(p, tile.block_q),
                             .num_stages = tile.num_stages,
+                            .split_tiles = order ? order->segment_blocks : 0,
                             .page_rows = p.page_size != 0 ? page_rows_of(p, tile.block_q, tile.block_kv) : 0,
                             .split_keys = splits};
   config.loop.mask_words = choose_mask_words(config);
@@ -293,8 +306,13 @@ Plan lay_out_forward(const Request& r, const Sm90Tile& tile) {
   const std::int64_t units = (config.pair_tiles ? (row_tiles + 1) / 2 : row_tiles) * p.heads_q * p.batch * tile.num_splits;
   if (dynamic_scheduler) plan.workspace_bytes = 256, plan.zeroed_bytes = sizeof(unsigned);
   if (splits) reserve_parts(p, tile.num_splits, plan);
-  config = with_precomputed_mask_bits(p, config, plan);
+  if (!order) config = with_precomputed_mask_bits(p, config, plan);
   config.loop = choose_loop(config);
+  const std::int64_t blocks =
+      std::min<std::int64_t>(units, std::max(blocks_per_sm * device.num_sms / cluster, 1)) * cluster;
+  if (order && p.seq_kv > order->block_kv * order->segment_blocks)
+    reserve(plan, abi::ForwardSm90Region::totals,
+            blocks * tile.block_q * 2 * abi::forward_sm90_total_floats(config.head_dim_v) * 4);
   add_launch(plan,
              {.unit = "forward/sm90",
               .entry = "forward_sm90_kernel",
@@ -303,8 +321,8 @@ Plan lay_out_forward(const Request& r, const Sm90Tile& tile) {
               .cluster = cluster,
               .shared_bytes = abi::forward_sm90_layout(config).shared_bytes,
               .min_blocks_per_sm = blocks_per_sm,
-              .programmatic_launch = masked},
-             std::min<std::int64_t>(units, std::max(blocks_per_sm * device.num_sms / cluster, 1)) * cluster);
+              .programmatic_launch = masked && !order},
+             blocks);
   if (splits) add_merge_launch(p, f.dtype, plan);
   return plan;
 }
@@ -323,21 +341,25 @@ std::string reject_stages_and_splits(const Request& r, const Sm90Tile& tile) {
 Answer plan_forward(const Request& r) {
   std::string reason = reject_forward(r);
   if (!reason.empty()) return Refusal{std::move(reason)};
-  Sm90Tile tile = choose_tile(r);
+  const std::optional<FixedOrder> order = fixed_order(r);
+  if (r.problem.invariant && !order) return Refusal{"where bits are invariant it takes what decode/sm80 takes"};
+  Sm90Tile tile = order ? ordered_tile(r, *order) : choose_tile(r);
   if (r.features.has_mask_data() && tile.block_kv < abi::mask_unit)
     return Refusal{"with these options blocks have 32 keys, and masks are known for 64"};
   if (r.tile) {
     reason = reject_forward_tile(r, *r.tile);
+    if (order && r.tile->block_kv != order->block_kv) reason = "the order of sums has blocks of other keys";
     if (!reason.empty()) return refuse_tile(*r.tile, reason);
     tile = {r.tile->block_q, r.tile->block_kv, asked_config(r, *r.tile).num_stages};
   }
   if (r.num_stages > 0 || r.num_splits > 0) {
     reason = reject_stages_and_splits(r, tile);
+    if (reason.empty() && order && r.num_splits > 1) reason = "the order of sums has no splits";
     if (!reason.empty()) return Refusal{std::move(reason)};
     if (r.num_stages > 0) tile.num_stages = r.num_stages;
     if (r.num_splits > 0) tile.num_splits = r.num_splits;
   }
-  return Offer{lay_out_forward(r, tile)};
+  return Offer{lay_out_forward(r, tile, order)};
 }
 
 }  // namespace
@@ -351,6 +373,7 @@ std::span<const KernelEntry> sm90_kernels() {
                                   "every option",
                   .takes = {.pages = true,
                             .left_padding = true,
+                            .invariant = true,
                             .hidden_rows = true,
                             .block_mask = true,
                             .programs = true,

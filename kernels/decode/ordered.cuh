@@ -1,0 +1,135 @@
+#pragma once
+
+#include "abi/config.h"
+#include "abi/decode.h"
+#include "ptx/memory.cuh"
+#include "ptx/shared.cuh"
+#include "ptx/warp.cuh"
+#include "tile/fixed_order.cuh"
+#include "tile/mma.cuh"
+
+// A tile of keys in the fixed order of invariant bits: docs/numerics.md. Its running maximum is that of all keys, and every
+// sum goes over all of them, as in forward/sm90. No sum is split between warps:
+//
+//   each warp, for its keys:     scores;  their maxima -> shared memory                           share_maxima
+//   barrier
+//   each warp, for its keys:     the maximum of all;  P, and sums of 16 keys -> shared memory     exponentiate, share_...
+//   barrier
+//   the first warp:              the row sums                                                     add_sums
+//   each warp, for its columns:  O = O * rescale + P V                                            Consumer::add_columns
+//
+// A warp writes P of a tile after the first barrier, when all warps have read that of the tile before.
+
+namespace flash_attention::decode {
+
+using namespace abi;
+
+/// What the warps exchange.
+template <bool present, int keys, int warps>
+struct OrderStorage {
+  alignas(16) unsigned P[keys / 16][32][4];      // as the A operand of each 16 keys, by lane
+  alignas(8) float sums[keys / 16][32][2];       // of 16 keys, by lane: rows lane / 4 and that + 8
+  alignas(16) float maxima[16][warps];           // by row
+};
+template <int keys, int warps>
+struct OrderStorage<false, keys, warps> {};
+
+template <ForwardConfig config>
+struct Order {
+  static constexpr DecodeLayout layout{config};
+  static constexpr int warps = config.num_warps, warp_keys = config.block_kv / layout.tile_warps, groups = warp_keys / 16;
+  static constexpr int all_groups = config.block_kv / 16;
+  static constexpr Type type = config.features.dtype;
+  using Storage = OrderStorage<has_fixed_order(config), config.block_kv, warps>;
+  using Scores = float[warp_keys / 8][4];
+  using Pair = ptx::Vector<float, 2>;
+  using Four = ptx::Vector<unsigned, 4>;
+
+  /// A warp's columns of O: whole units, as the loads of V have them.
+  static constexpr int unit = is_narrow(key_type(config.features)) ? 32 : 16;
+  static constexpr int own_columns = tile::ceil_div(DecodeLayout::columns_of(config, config.head_dim_v), unit * warps) * unit;
+  __device__ __forceinline__ static constexpr int first_column(int warp) { return warp * own_columns; }
+
+  Storage& storage;
+  const int lane, warp;
+
+  __device__ __forceinline__ void share_maxima(const Scores& S) const {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float most = S[0][2 * half];
+#pragma unroll
+      for (int n = 0; n < warp_keys / 8; ++n) most = ptx::max(most, ptx::max(S[n][2 * half], S[n][2 * half + 1]));
+      most = ptx::max(most, ptx::shuffle_xor(most, 1));
+      most = ptx::max(most, ptx::shuffle_xor(most, 2));
+      if (lane % 4 == 0) ptx::store_shared(ptx::shared_address(&storage.maxima[lane / 4 + 8 * half][warp]), most);
+    }
+  }
+
+  /// The maxima of the lane's rows over all keys of the tile.
+  __device__ __forceinline__ float maximum_of(int half) const {
+    const unsigned from = ptx::shared_address(storage.maxima[lane / 4 + 8 * half]);
+    float most = -tile::infinity;
+#pragma unroll
+    for (int first = 0; first < warps; first += 2) {
+      const auto two = ptx::load_shared<Pair>(from + 4 * first);
+      most = ptx::max(most, ptx::max(two[0], two[1]));
+    }
+    return most;
+  }
+
+  /// Raises the rows' maxima to those of all keys, and turns the scores of the warp's keys into probabilities.
+  __device__ __forceinline__ void exponentiate(Scores& S, float (&maximum)[2], float scale_log2, float (&rescale)[2]) const {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float raised = ptx::max(maximum[half], maximum_of(half));
+      rescale[half] = tile::factor_of_raise(maximum[half], raised, scale_log2);
+      maximum[half] = raised;
+      const tile::ExponentOrigin from(raised, scale_log2);
+#pragma unroll
+      for (int n = 0; n < warp_keys / 8; ++n) {
+#pragma unroll
+        for (int e = 2 * half; e < 2 * half + 2; ++e)
+          S[n][e] = ptx::exp2(ptx::fma(S[n][e] - from.origin, scale_log2, -from.shift));
+      }
+    }
+#pragma unroll
+    for (int g = 0; g < groups; ++g) {
+      float sums[2];
+#pragma unroll
+      for (int half = 0; half < 2; ++half)
+        sums[half] = tile::sum_of_four(S[2 * g][2 * half], S[2 * g][2 * half + 1], S[2 * g + 1][2 * half],
+                                       S[2 * g + 1][2 * half + 1]);
+      ptx::store_shared(ptx::shared_address(storage.sums[warp * groups + g][lane]), Pair{{sums[0], sums[1]}});
+    }
+  }
+
+  __device__ __forceinline__ void share_probabilities(const Scores& P) const {
+#pragma unroll
+    for (int g = 0; g < groups; ++g) {
+      unsigned A[4];
+      tile::pack_a<type>(A, P[2 * g], P[2 * g + 1]);
+      ptx::store_shared(ptx::shared_address(storage.P[warp * groups + g][lane]), Four{{A[0], A[1], A[2], A[3]}});
+    }
+  }
+  /// P of 16 keys of the tile.
+  __device__ __forceinline__ void take_probabilities(unsigned (&A)[4], int step) const {
+    const auto four = ptx::load_shared<Four>(ptx::shared_address(storage.P[step][lane]));
+#pragma unroll
+    for (int e = 0; e < 4; ++e) A[e] = four[e];
+  }
+
+  /// The sums of the tile, 16 keys at a time, then the rows' sums. Called by one warp.
+  __device__ __forceinline__ void add_sums(float (&sum)[2], const float (&rescale)[2]) const {
+    float total[2] = {};
+#pragma unroll
+    for (int g = 0; g < all_groups; ++g) {
+      const auto four = ptx::load_shared<Pair>(ptx::shared_address(storage.sums[g][lane]));
+#pragma unroll
+      for (int half = 0; half < 2; ++half) total[half] = g == 0 ? four[half] : total[half] + four[half];
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) sum[half] = ptx::fma(sum[half], rescale[half], total[half]);
+  }
+};
+
+}  // namespace flash_attention::decode
