@@ -50,12 +50,12 @@ int segment_keys(const Problem& problem) { return problem.head_dim + problem.hea
 
 /// Keys that raise the maximum together in the fixed order, on GPUs that have forward/sm90: as many as its registers take.
 /// The window is none of the options: it changes from call to call, where a caller leaves it out because it hides nothing.
-int ordered_keys(const Problem& problem) {
+int ordered_keys(const Problem& problem, const abi::Features& f) {
   const std::int64_t dim = std::max(problem.head_dim, problem.head_dim_v);
-  const int options = problem.bias.present + problem.mask.present + (problem.softcap != 0) + problem.alibi;
-  if (dim > 192) return options > 1 || problem.bias.present ? 32 : 64;
+  const int options = int{f.bias} + int{f.mask} + int{f.softcap} + int{f.alibi};
+  if (dim > 192) return options > 1 || f.bias ? 32 : 64;
   if (dim > 128) return options > 2 ? 32 : 64;
-  return options > 1 || problem.bias.present || problem.mask.present ? 64 : 128;
+  return options > 1 || f.bias || f.mask ? 64 : 128;
 }
 
 /// Whether blocks have long runs of few items. Then two groups of four warps take tiles in turn. Each tile has twice the
@@ -110,7 +110,7 @@ std::optional<abi::ForwardConfig> configure(const Request& request, bool produce
                           Tile{64, 4, (max_keys == 64 ? 96 : 192) << 10}, Tile{32, 2, 192 << 10}, Tile{16, 1, 192 << 10}}) {
     if (block_q > 16 * tile.num_warps || tile.block_kv > (request.tile ? 128 : max_keys)) continue;
     if (request.tile && (request.tile->block_q != block_q || request.tile->block_kv != tile.block_kv)) continue;
-    if (problem.invariant && device.arch == 90 && tile.block_kv != ordered_keys(problem)) continue;
+    if (problem.invariant && device.arch == 90 && tile.block_kv != ordered_keys(problem, features)) continue;
     config.split_tiles = problem.invariant ? segment_keys(problem) / tile.block_kv : 0;
     config.block_kv = tile.block_kv;
     config.num_warps = tile.num_warps * (abi::DecodeLayout::splits_columns(config) ? 2 : 1);
