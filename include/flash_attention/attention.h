@@ -66,6 +66,13 @@ struct Buffers {
   const std::int32_t* key_counts = nullptr;  ///< KeyList::counts; as key_list without its last axis
   float* row_max = nullptr;                  ///< with key_list, forward: the largest score of each row, -inf if there is none;
                                              ///< layout of lse, without the sink; may be null
+  // Statistics. Forward writes them, backward reads entropy and the gradients.
+  float* max_logit = nullptr;        ///< Problem::return_max_logit; [batch, heads_q]
+  float* key_mass = nullptr;         ///< Problem::return_key_mass, which needs lse, too; [batch, heads_q, seq_kv]; packed:
+                                     ///< [heads_q, total_kv]
+  float* entropy = nullptr;          ///< Problem::return_entropy; shape of lse
+  const float* dkey_mass = nullptr;  ///< backward: Problem::return_key_mass; shape of key_mass
+  const float* dentropy = nullptr;   ///< backward: Problem::return_entropy; shape of lse
 };
 
 /// What a GPU finds out about the masks of a call before it attends, kept for later calls: docs/masks.md, "Prepared masks".

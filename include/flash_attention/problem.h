@@ -184,6 +184,11 @@ struct Problem {
   Precision precision = Precision::automatic;  ///< of float32 on a GPU
 
   KeyList key_list{};  ///< a query sees no key that is not in its list
+  // Statistics of the scores and probabilities that forward writes beside lse (docs/numerics.md). Backward: key_mass and
+  // entropy say that a gradient flows through them.
+  bool return_max_logit = false;
+  bool return_key_mass = false;
+  bool return_entropy = false;
 
   friend bool operator==(const Problem&, const Problem&) = default;
 };

@@ -119,6 +119,11 @@ struct AttentionArgs {
   int list_block_q;  // queries that share a list
   int list_block_kv;
   float* row_max;  // layout of lse; may be null
+  float* max_logit;        // [batch, heads_q]
+  float* key_mass;         // [batch, heads_q, seq_kv], packed [heads_q, total_kv]
+  float* entropy;          // layout of lse
+  const float* dkey_mass;  // backward: layout of key_mass
+  const float* dentropy;   // backward: layout of lse
 };
 
 static_assert(sizeof(TensorMap) == 128 && sizeof(TensorView) == 32 && sizeof(ScoreView) == 32);

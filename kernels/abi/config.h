@@ -49,6 +49,9 @@ struct Features {
   bool fp32_products = false;          // float32 in the kernels for tensor cores: products are on CUDA cores
   bool key_list = false;               // a query sees the keys of its list alone
   bool key_set = false;                // of blocks of keys, in which one counts once
+  bool max_logit = false;              // forward: the largest score of each row
+  bool key_mass = false;               // backward: a gradient flows through it
+  bool entropy = false;                // of each row; backward: a gradient flows through it
 
   constexpr bool has_window() const { return window_left || window_right; }
   /// The rows or keys of a sequence may be fewer than those of the tensors.
@@ -64,6 +67,8 @@ struct Features {
   constexpr bool hides_keys() const {
     return has_window() || mask || left_padding || score_hides || has_mask_data() || precomputed_mask_bits || key_list;
   }
+  /// Statistics of the scores, beside lse.
+  constexpr bool has_statistics() const { return max_logit || key_mass || entropy; }
   /// Something is done to each score by itself: it is modified, hidden or dropped.
   constexpr bool touches_scores() const { return modifies_scores() || mask || dropout || has_tile_map(); }
 };

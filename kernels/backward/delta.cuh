@@ -9,6 +9,7 @@
 // What the backward pass needs of each row before the score tiles, and what it gives back of each row after them.
 //
 //   delta[i] = sum over d of dO[i][d] * O[i][d]  -  dlse[i]        so that dS = P * (dP - delta)
+//              [+ dentropy[i] * (entropy[i] - sum over j of P[i][j])]   where a gradient flows through the entropy
 //   dsink[h] = sum over all rows i of head h of  -exp(sink[h] - lse[i]) * delta[i]
 //
 // delta is a region of the workspace, BackwardRegion::delta, in the layout of lse.
@@ -44,6 +45,14 @@ __device__ __forceinline__ void backward_delta(const AttentionArgs& args) {
       for (int c = 0; c < 4; ++c) sum += o[c] * d[c];
     }
     sum = tile::row_total(sum);
+    if constexpr (features.entropy) {
+      if (i < sequence.len_q) {
+        float seen = 1;  // the sum of the row's probabilities
+        const float lse = args.lse[statistics + i];
+        if constexpr (features.sink) seen -= tile::exp(args.sink[block.head_idx] - lse);
+        if (lse != -tile::infinity) sum += args.dentropy[statistics + i] * (args.entropy[statistics + i] - seen);
+      }
+    }
     if (place.column == 0 && i < sequence.len_q) delta[i] = sum - (args.dlse != nullptr ? args.dlse[statistics + i] : 0);
   }
 }

@@ -43,6 +43,8 @@ struct BackwardPortable {
     tile::Dropout dropout;
     const float* lse;
     const float* delta;
+    const float* dentropy;   // where a gradient flows through the entropy
+    const float* dkey_mass;  // where one flows through key masses
 
     __device__ __forceinline__ Head(const AttentionArgs& args, const tile::Sequence& sequence, int head_idx)
         : Q(tile::query_rows<const Element, features>(args.Q, sequence, head_idx)),
@@ -54,6 +56,9 @@ struct BackwardPortable {
       const long long statistics = tile::statistics_offset<features>(args, sequence, head_idx);
       lse = args.lse + statistics;
       delta = tile::workspace<const float>(args, BackwardRegion::delta) + statistics;
+      if constexpr (features.entropy) dentropy = args.dentropy + statistics;
+      if constexpr (features.key_mass)
+        dkey_mass = args.dkey_mass + tile::key_mass_offset<features>(args, sequence, head_idx);
       Q.count = dO.count = sequence.len_q;
       K.count = V.count = sequence.visible_kv;
     }
@@ -88,6 +93,7 @@ struct BackwardPortable {
         const int i = q_begin + place.row + r;
         const float lse = i < head.score.len_q ? head.lse[i] : -tile::infinity;
         const float delta = i < head.score.len_q ? head.delta[i] : 0;
+        const float dentropy = features.entropy && i < head.score.len_q ? head.dentropy[i] : 0;
 #pragma unroll
         for (int c = 0; c < 4; c += 2) {
           const int j = kv_begin + place.column + c;
@@ -111,7 +117,12 @@ struct BackwardPortable {
             // What dropout has dropped does not count, not even as NaN.
             const bool dropped = features.dropout && factor[e] == 0;
             P[r][c + e] = dropped ? tile::hidden() : p * factor[e];
-            dS[r][c + e] = p * ((dropped ? 0 : dP[r][c + e] * factor[e]) - delta);
+            float dp = dropped ? 0 : dP[r][c + e] * factor[e];
+            if constexpr (features.key_mass) dp += head.dkey_mass[j + e];
+            if constexpr (features.entropy) {
+              if (p != 0) dp -= dentropy * (score - lse + 1);
+            }
+            dS[r][c + e] = p * (dp - delta);
             if constexpr (features.score_program && at != At::program) dS[r][c + e] *= slope;
             if constexpr (at == At::dot) dS[r][c + e] *= of_cap;
             if constexpr (at == At::program) P[r][c + e] = capped + head.score.added(i, j + e);

@@ -89,12 +89,24 @@ __device__ __forceinline__ double program_unit(const AttentionArgs& args, int te
 
 template <BackwardConfig config>
 __device__ __forceinline__ void backward_program_sums(const AttentionArgs& args) {
+  // A thread adds up what it has for the same element: of a number, or of one for each head, all that it has.
+  int last[program_tensors] = {};
+  long long pending[program_tensors] = {};
+  const auto flush = [&](int tensor) {
+    if (pending[tensor] != 0) ptx::reduce_add(args.program.sums[tensor] + last[tensor], pending[tensor]);
+  };
   for_each_program_term<config>(args, [&](int tensor, int element, float term) {
     if (args.program.counts[tensor] == 0) return;
     const double scaled = static_cast<double>(term) * program_unit(args, tensor, 1);
     const long long rounded = static_cast<long long>(scaled < 0 ? scaled - 0.5 : scaled + 0.5);
-    if (rounded != 0) ptx::reduce_add(args.program.sums[tensor] + element, rounded);
+    if (element != last[tensor]) {
+      flush(tensor);
+      last[tensor] = element, pending[tensor] = 0;
+    }
+    pending[tensor] += rounded;
   });
+#pragma unroll
+  for (int tensor = 0; tensor < program_tensors; ++tensor) flush(tensor);
 }
 
 template <BackwardConfig config>

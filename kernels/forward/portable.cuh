@@ -3,6 +3,7 @@
 #include "ptx/path.cuh"
 #include "ptx/shared.cuh"
 #include "tile/dropout.cuh"
+#include "tile/largest_score.cuh"
 #include "tile/product.cuh"
 #include "tile/score.cuh"
 #include "tile/tail.cuh"
@@ -40,6 +41,7 @@ struct ForwardPortable {
   struct State {
     float row_max[4];
     float row_sum[4];
+    float row_moment[features.entropy ? 4 : 1];  // sum of exp(score - row_max) (score - row_max)
     float O[4][columns];
   };
 
@@ -75,14 +77,20 @@ struct ForwardPortable {
       const float new_max = ptx::max(state.row_max[r], tile::row_maximum(tile_max));
       // If all scores of a row were -inf, subtract 0: exp(-inf - 0) = 0, without NaN.
       const float reference = new_max == -tile::infinity ? 0 : new_max;
-      const float rescale = tile::exp(state.row_max[r] - reference);
+      const float old_max = state.row_max[r], rescale = tile::exp(old_max - reference);
       state.row_max[r] = new_max;
-      float total = 0;
+      float total = 0, moment = 0;
 #pragma unroll
       for (int c = 0; c < 4; ++c) {
         if (tile::is_hidden(S[r][c])) continue;
-        S[r][c] = tile::exp(S[r][c] - reference);
+        const float below = S[r][c] - reference;
+        S[r][c] = tile::exp(below);
         total += S[r][c];
+        if (features.entropy && below != -tile::infinity) moment += S[r][c] * below;
+      }
+      if constexpr (features.entropy) {  // what was relative to the old maximum is relative to the new one
+        const float step = old_max == -tile::infinity ? 0 : old_max - reference;
+        state.row_moment[r] = (state.row_moment[r] + state.row_sum[r] * step) * rescale + moment;
       }
       state.row_sum[r] = state.row_sum[r] * rescale + total;
 #pragma unroll
@@ -122,12 +130,13 @@ struct ForwardPortable {
   __device__ static void finish(const AttentionArgs& args, const tile::Sequence& sequence, int head_idx, int q_begin,
                                 State& state) {
     const tile::ThreadPlace place;
-    float factor[4];
+    float factor[4], largest_score = -tile::infinity;
 #pragma unroll
     for (int r = 0; r < 4; ++r) {
       const int i = q_begin + place.row + r;
       float sum = tile::row_total(state.row_sum[r]);
-      float row_max = state.row_max[r];
+      float row_max = state.row_max[r], above = 0;  // lse less the largest score, but for log(sum)
+      const float largest = sum == sum ? row_max : sum, keys_sum = sum;
       if (features.sink && i < sequence.len_q) {
         const float sink = args.sink[head_idx];
         const float new_max = ptx::max(row_max, sink);
@@ -137,6 +146,7 @@ struct ForwardPortable {
         if (sum == 0) factor[r] = 0;
         if (sum != 0 && factor[r] == 0) factor[r] = tile::smallest;  // a row that has keys, but the sink dominates
         sum = sum * tile::exp(row_max - reference) + tile::exp(sink - reference);
+        above = new_max - row_max;
         row_max = new_max;
       } else {
         factor[r] = sum == 0 ? 0 : 1 / sum;
@@ -151,6 +161,16 @@ struct ForwardPortable {
         float* lse = args.lse + tile::statistics_offset<features>(args, sequence, head_idx);
         lse[i] = sum == 0 ? -tile::infinity : row_max + tile::log(sum);
       }
+      if constexpr (features.entropy) {
+        const float moment = tile::row_total(state.row_moment[r]);
+        const float entropy = factor[r] * (keys_sum * (above + tile::log(sum)) - moment);
+        if (i < sequence.rows_q && place.column == 0)
+          args.entropy[tile::statistics_offset<features>(args, sequence, head_idx) + i] = keys_sum == 0 ? 0 : entropy;
+      }
+      if (i < sequence.len_q) largest_score = tile::larger_or_nan(largest, largest_score);
+    }
+    if constexpr (features.max_logit) {
+      if (place.column == 0) tile::raise_largest(args, sequence.batch_idx, head_idx, largest_score);
     }
     const auto O = tile::query_rows<Element, features>(args.O, sequence, head_idx).from(q_begin);
     tile::store_rows<dim_v>(O, state.O, factor);

@@ -28,6 +28,16 @@ __device__ __forceinline__ void reduce_max(unsigned* address, unsigned value) {
   asm volatile("red.relaxed.gpu.global.max.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
 }
 
+/// red.global.max.s32.
+__device__ __forceinline__ void reduce_max(int* address, int value) {
+  asm volatile("red.relaxed.gpu.global.max.s32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
+}
+
+/// red.global.min.u32.
+__device__ __forceinline__ void reduce_min(unsigned* address, unsigned value) {
+  asm volatile("red.relaxed.gpu.global.min.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
+}
+
 /// red.global.add.u64.
 __device__ __forceinline__ void reduce_add(long long* address, long long value) {
   asm volatile("red.relaxed.gpu.global.add.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");

@@ -80,6 +80,13 @@ __device__ __forceinline__ long long statistics_offset(const AttentionArgs& args
   return (static_cast<long long>(sequence.batch_idx) * args.heads_q + head_idx) * args.seq_q;
 }
 
+/// Where the key masses of a sequence and head begin.
+template <Features features>
+__device__ __forceinline__ long long key_mass_offset(const AttentionArgs& args, const Sequence& sequence, int head_idx) {
+  if constexpr (features.packed) return static_cast<long long>(head_idx) * args.total_kv + sequence.start_kv;
+  return (static_cast<long long>(sequence.batch_idx) * args.heads_q + head_idx) * args.seq_kv;
+}
+
 /// What a block of a one-dimensional grid works on. The tile index runs fastest. Under a causal mask the last query tile
 /// and the first key tile have the most work: they start first.
 struct BlockCoordinates {

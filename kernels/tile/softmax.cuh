@@ -47,6 +47,42 @@ __device__ __forceinline__ float lse_with_sink(float lse, float sink) {
   return larger == -infinity ? larger : larger + ptx::log2(1.0f + ptx::exp2(difference * log2_e)) * ln_2;
 }
 
+/// A moment with p x more, where p = 2^x; a hidden score has x = -inf, and p = 0.
+template <bool may_be_hidden = true>
+__device__ __forceinline__ float add_moment(float moment, float p, float x) {
+  return ptx::fma(p, may_be_hidden ? ptx::max(x, -256.0f) : x, moment);
+}
+
+/// What two rows know of their scores besides maximum and sum, where a call asks for it.
+template <bool has_largest, bool has_moment>
+struct RowStatistics {
+  static constexpr bool tracks_largest = has_largest, tracks_moment = has_moment;
+  float largest[2] = {-infinity, -infinity};  // score, in the units of the scores
+  float moment[2] = {0, 0};  // this lane's sum of p x, where p = 2^x is relative to the row's maximum or reference
+
+  /// The maximum rises by `step` powers of two (-inf: from nothing); `sum` and the moment were relative to the old one.
+  __device__ __forceinline__ void raise(int row, float step, float sum, float rescale) {
+    if constexpr (has_moment) moment[row] = (moment[row] - (step < infinity ? sum * step : 0)) * rescale;
+  }
+};
+
+/// Of calls that ask for neither: nothing.
+template <>
+struct RowStatistics<false, false> {
+  static constexpr bool tracks_largest = false, tracks_moment = false;
+};
+
+/// The entropy of a row from its reference, sum and moment in powers of two; the sink is -inf if there is none.
+__device__ __forceinline__ float row_entropy(float reference, float sum, float moment, float sink) {
+  if (sum == 0) return 0;
+  const float sink_log2 = sink * log2_e;
+  const float new_reference = ptx::max(reference, sink_log2);
+  const float rescale = ptx::exp2(reference - new_reference);
+  const float total = ptx::fma(sum, rescale, ptx::exp2(sink_log2 - new_reference));
+  const float above = new_reference - reference + ptx::log2(total);  // lse less the reference
+  return rescale / total * (sum * above - moment) * ln_2;
+}
+
 /// Beyond this, in powers of two, the rounding error of a row's maximum would show next to that of 16-bit probabilities.
 constexpr float large_reference = 4096.0f;
 
@@ -66,6 +102,13 @@ struct RowState {
   /// The same with a scale for each row.
   template <int log2_P_scale = 0, bool exact = false, int blocks>
   __device__ __forceinline__ void update(float (&S)[blocks][4], const float (&scale_log2)[2], float (&rescale)[2]) {
+    RowStatistics<false, false> none;
+    update<log2_P_scale, exact>(S, scale_log2, rescale, none);
+  }
+  /// The same with the moments of the rows.
+  template <int log2_P_scale = 0, bool exact = false, int blocks, class Statistics>
+  __device__ __forceinline__ void update(float (&S)[blocks][4], const float (&scale_log2)[2], float (&rescale)[2],
+                                         Statistics& statistics) {
     float origin[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -76,6 +119,8 @@ struct RowState {
       // A row that has seen nothing keeps finite arithmetic: exp2(-inf - 0) = 0.
       origin[half] = new_max == -infinity ? 0 : new_max;
       rescale[half] = ptx::exp2((max[half] - origin[half]) * scale_log2[half]);
+      if constexpr (Statistics::tracks_moment)
+        statistics.raise(half, (origin[half] - max[half]) * scale_log2[half], sum[half], rescale[half]);
       max[half] = new_max;
     }
     float reference[2] = {origin[0] * scale_log2[0], origin[1] * scale_log2[1]};
@@ -95,8 +140,11 @@ struct RowState {
       for (int n = 0; n < blocks; ++n) {
 #pragma unroll
         for (int e = 2 * half; e < 2 * half + 2; ++e) {
-          S[n][e] = ptx::exp2(ptx::fma(S[n][e], scale_log2[half], -shifted));
+          const float x = ptx::fma(S[n][e], scale_log2[half], -shifted);
+          S[n][e] = ptx::exp2(x);
           total += S[n][e];
+          if constexpr (Statistics::tracks_moment)
+            statistics.moment[half] = add_moment(statistics.moment[half], S[n][e], x);
         }
       }
       sum[half] = ptx::fma(sum[half], rescale[half], total);

@@ -28,12 +28,34 @@ __device__ __forceinline__ void clear_output_tail(const AttentionArgs& args, int
     const int begin = args.cu_seqlens_q[args.batch], end = args.total_q;
     if (begin >= end) return;
     clear_rows<ptx::Element<config.features.dtype>>(args.O, begin, end, args.heads_q, config.head_dim_v, thread, threads);
+    if constexpr (config.features.entropy) {
+#pragma unroll 1
+      for (int head_idx = blockIdx.x; head_idx < args.heads_q; head_idx += gridDim.x) {
+#pragma unroll 1
+        for (int row = begin + thread; row < end; row += threads)
+          args.entropy[static_cast<long long>(head_idx) * args.total_q + row] = 0;
+      }
+    }
     if (args.lse == nullptr) return;
 #pragma unroll 1
     for (int head_idx = blockIdx.x; head_idx < args.heads_q; head_idx += gridDim.x) {
 #pragma unroll 1
       for (int row = begin + thread; row < end; row += threads)
         args.lse[static_cast<long long>(head_idx) * args.total_q + row] = -infinity;
+    }
+  }
+}
+
+/// Key masses.
+template <auto config>
+__device__ __forceinline__ void clear_key_mass_tail(const AttentionArgs& args, int thread, int threads) {
+  if constexpr (config.features.packed) {
+    const int begin = args.cu_seqlens_kv[args.batch], end = args.total_kv;
+#pragma unroll 1
+    for (int head_idx = blockIdx.x; begin < end && head_idx < args.heads_q; head_idx += gridDim.x) {
+#pragma unroll 1
+      for (int key = begin + thread; key < end; key += threads)
+        args.key_mass[static_cast<long long>(head_idx) * args.total_kv + key] = 0;
     }
   }
 }

@@ -81,7 +81,8 @@ nb::object captured_of(nb::handle program) {
 
 void run_forward(nb::tuple tensors, nb::tuple options, nb::handle out, nb::handle lse, std::uint64_t seed,
                  std::uint64_t offset, std::uintptr_t stream, nb::handle allocate, nb::handle program,
-                 const std::string& codes, bool latent, nb::handle backward, nb::handle kept, nb::handle row_max) {
+                 const std::string& codes, bool latent, nb::handle backward, nb::handle kept, nb::handle row_max,
+                 nb::handle statistics) {
   const Slots slots = slots_of(tensors);
   Call call(slots, options_of(options), codes, latent);
   const ProgramArguments captured(program, call);
@@ -93,12 +94,18 @@ void run_forward(nb::tuple tensors, nb::tuple options, nb::handle out, nb::handl
   call.set_forward(result, log_sums, seed, offset);
   const Tensor largest = optional_tensor(row_max, "row_max", true);  // float32, as lse
   call.buffers.row_max = static_cast<float*>(largest.data);
+  if (!statistics.is_none()) {  // (max_logit, key_mass, entropy)
+    const auto given = nb::cast<nb::tuple>(statistics);
+    call.set_statistics({.max_logit = optional_tensor(given[0], "max_logit", true),
+                         .key_mass = optional_tensor(given[1], "key_mass", true),
+                         .entropy = optional_tensor(given[2], "entropy", true)});
+  }
   run(call, false, stream, allocate, {kept, tensors, captured_of(program)});
 }
 
 void run_backward(nb::tuple tensors, nb::tuple options, nb::tuple results, nb::tuple gradients, std::uint64_t seed,
                   std::uint64_t offset, std::uintptr_t stream, nb::handle allocate, nb::handle program, nb::handle kept,
-                  nb::handle part) {
+                  nb::handle part, nb::handle statistics) {
   const Slots slots = slots_of(tensors);
   Call call(slots, options_of(options));
   call.options.part = part_of(part);
@@ -113,6 +120,12 @@ void run_backward(nb::tuple tensors, nb::tuple options, nb::tuple results, nb::t
                       .dbias = optional_tensor(gradients[5], "dbias", true),
                       .dsink = optional_tensor(gradients[6], "dsink", true)};
   call.set_gradients(all);
+  if (!statistics.is_none()) {  // (entropy, dkey_mass, dentropy)
+    const auto given = nb::cast<nb::tuple>(statistics);
+    call.set_statistics({.entropy = optional_tensor(given[0], "entropy"),
+                         .dkey_mass = optional_tensor(given[1], "dkey_mass"),
+                         .dentropy = optional_tensor(given[2], "dentropy")});
+  }
   run(call, true, stream, allocate, {kept, tensors, captured_of(program)});
 }
 
@@ -156,9 +169,10 @@ NB_MODULE(_core, module) {
   module.attr("version") = FLASH_ATTENTION_VERSION;
   module.def("forward", run_forward, "tensors"_a, "options"_a, "out"_a, "lse"_a.none(), "seed"_a, "offset"_a, "stream"_a,
              "allocate"_a, "program"_a = nb::none(), "codes"_a = "", "latent"_a = false, "backward"_a = nb::none(),
-             "kept"_a = nb::none(), "row_max"_a = nb::none());
+             "kept"_a = nb::none(), "row_max"_a = nb::none(), "statistics"_a = nb::none());
   module.def("backward", run_backward, "tensors"_a, "options"_a, "results"_a, "gradients"_a, "seed"_a, "offset"_a,
-             "stream"_a, "allocate"_a, "program"_a = nb::none(), "kept"_a = nb::none(), "part"_a = nb::none());
+             "stream"_a, "allocate"_a, "program"_a = nb::none(), "kept"_a = nb::none(), "part"_a = nb::none(),
+             "statistics"_a = nb::none());
   module.def("explain", explain_call, "tensors"_a, "options"_a, "backward"_a, "program"_a = nb::none(),
              "part"_a = nb::none());
   module.def("prewarm", prewarm_call, "tensors"_a, "options"_a, "backward"_a);

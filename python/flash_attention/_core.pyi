@@ -24,6 +24,7 @@ def forward(
     latent: bool = False,
     backward: int | None = None,
     kept: KeptMasks | None = None,
+    statistics: tuple[Any | None, Any | None, Any | None] | None = None,
 ) -> None: ...
 def backward(
     tensors: tuple[Any, ...],
@@ -36,6 +37,7 @@ def backward(
     allocate: Callable[[int], Any],
     program: tuple[Any, ...] | None = None,
     kept: KeptMasks | None = None,
+    statistics: tuple[Any | None, Any | None, Any | None] | None = None,
 ) -> None: ...
 
 class KeptMasks:

@@ -4,7 +4,8 @@ import secrets
 from importlib import import_module
 
 from flash_attention import _core
-from flash_attention.arguments.shapes import check_tensors, lse_shape, score_width
+from flash_attention.arguments.shapes import check_tensors, key_mass_shape, lse_shape, max_logit_shape, score_width
+from flash_attention.options import has_statistics
 
 
 def run(tensors, options, seed, offset, return_lse):
@@ -26,9 +27,23 @@ def run(tensors, options, seed, offset, return_lse):
     if seed is None:
         seed = secrets.randbits(63) if options.dropout_p else 0
     out = library.empty((*q.shape[:-1], v.shape[-1]), dtype=q.dtype)
-    lse = library.empty(lse_shape(tensors, options), dtype="float32") if return_lse else None
+    lse, statistics = None, None
+    if return_lse or options.return_key_mass:
+        lse = library.empty(lse_shape(tensors, options), dtype="float32")
+    if has_statistics(options):
+        shapes = max_logit_shape, key_mass_shape, lse_shape
+        asked = options.return_max_logit, options.return_key_mass, options.return_entropy
+        statistics = tuple(
+            library.empty(shape(tensors, options), dtype="float32") if on else None
+            for shape, on in zip(shapes, asked, strict=True)
+        )
     stream = library.cuda.get_current_stream().ptr if library.__name__ == "cupy" else 0
-    _core.forward(tensors, options, out, lse, seed, offset, stream, lambda size: library.empty(size, dtype="uint8"))
+    _core.forward(
+        tensors, options, out, lse, seed, offset, stream, lambda size: library.empty(size, dtype="uint8"),
+        statistics=statistics,
+    )  # fmt: skip
+    if statistics is not None:
+        return (out, *((lse,) if return_lse else ()), *(values for values in statistics if values is not None))
     return (out, lse) if return_lse else out
 
 

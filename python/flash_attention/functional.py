@@ -48,6 +48,9 @@ def attention(
     out_dtype: Any = None,
     attention_chunk: int = 0,
     precision: Literal["auto", "ieee", "fast", "tf32"] = "auto",
+    return_max_logit: bool = False,
+    return_key_mass: bool = False,
+    return_entropy: bool = False,
     key_indices: Any = None,
     key_blocks: Any = None,
     key_counts: Any = None,
@@ -58,7 +61,7 @@ def attention(
 
         out = attention(q, k, v, causal=True)  # torch, NumPy, CuPy or JAX, [batch, seq, heads, head_dim]
 
-    Differentiable (torch, JAX) in q, k, v, bias and sink, and through the returned lse.
+    Differentiable (torch, JAX) in q, k, v, bias and sink, and through the returned lse, key mass and entropy.
 
     Args:
         q: [batch, seq_q, heads_q, head_dim], float32, float16 or bfloat16, last stride 1, head_dim at most 576,
@@ -106,9 +109,15 @@ def attention(
             that a block of queries sees. One that stands twice counts once.
         key_counts: int32, as key_indices or key_blocks without the last axis: entries from there on are not read.
         key_block_size: (queries, keys) of key_blocks.
+        return_max_logit: also return each head's largest score, float32 [batch, heads_q]: of the visible keys, as it enters
+            the softmax, without the sink; -inf if there is none. It has no gradient (torch, NumPy and CuPy).
+        return_key_mass: also return how much attention each key received, float32 [batch, heads_q, seq_kv]: the sum over
+            the queries of the probabilities, before dropout.
+        return_entropy: also return each row's entropy, -sum p log p, float32 [batch, heads_q, seq_q]; 0 if it sees no key.
 
     Returns:
-        out, laid out as q with head_dim_v as last size; or (out, lse). A row that sees no key is 0, its lse -inf.
+        out, laid out as q with head_dim_v as last size; or a tuple of out, then lse, largest score, key mass and entropy
+        if asked for. A row that sees no key is 0, its lse -inf.
     """
     if wrong:
         refuse_keywords(attention, wrong)
@@ -116,7 +125,8 @@ def attention(
         q, k, v, causal, window, softcap, alibi_slopes, bias, mask, hidden_rows, block_mask, key_lengths, seqused_q,
         seqused_kv, sink, dropout_p, seed, offset, scale, layout, alignment, deterministic, return_lse, kernel, score_mod,
         mask_mod, invariant, tile, q_descale, (
-            k_descale, v_descale, out_dtype, attention_chunk, precision, key_indices, key_blocks, key_counts, key_block_size,
+            k_descale, v_descale, out_dtype, attention_chunk, precision, return_max_logit, return_key_mass, return_entropy,
+            key_indices, key_blocks, key_counts, key_block_size,
         ),
     )  # fmt: skip
 
@@ -160,6 +170,9 @@ def attention_packed(
     out_dtype: Any = None,
     attention_chunk: int = 0,
     precision: Literal["auto", "ieee", "fast", "tf32"] = "auto",
+    return_max_logit: bool = False,
+    return_key_mass: bool = False,
+    return_entropy: bool = False,
     key_indices: Any = None,
     key_blocks: Any = None,
     key_counts: Any = None,
@@ -185,8 +198,8 @@ def attention_packed(
         key_indices, key_blocks: int32 [total_q, G, entries], of keys or blocks that count inside each sequence; key_block_size
             is (1, keys).
 
-    The other arguments are those of attention(). Returns out [total_q, heads_q, head_dim_v], or (out, lse) with lse
-    float32 [heads_q, total_q].
+    The other arguments are those of attention(). Returns out [total_q, heads_q, head_dim_v], or a tuple as attention() does
+    with lse and entropy float32 [heads_q, total_q] and key mass [heads_q, total_kv].
     """
     if wrong:
         refuse_keywords(attention_packed, wrong)
@@ -199,7 +212,8 @@ def attention_packed(
         q, k, v, causal, window, softcap, alibi_slopes, bias, mask, hidden_rows, block_mask, key_lengths, seqused_q,
         seqused_kv, sink, dropout_p, seed, offset, scale, "bshd", alignment, (
             deterministic, return_lse, kernel, score_mod, mask_mod, invariant, tile, q_descale, k_descale, v_descale,
-            out_dtype, attention_chunk, precision, key_indices, key_blocks, key_counts, key_block_size,
+            out_dtype, attention_chunk, precision, return_max_logit, return_key_mass, return_entropy, key_indices, key_blocks,
+            key_counts, key_block_size,
         ), cu_seqlens_q=cu_seqlens_q, cu_seqlens_kv=cu_seqlens_kv, max_seqlen_q=max_seqlen_q, max_seqlen_kv=max_seqlen_kv,
     )  # fmt: skip
 

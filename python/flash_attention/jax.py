@@ -15,7 +15,7 @@ from flash_attention import _core, functional
 from flash_attention.arguments.keywords import refuse_keywords
 from flash_attention.arguments.seeds import signed
 from flash_attention.arguments.shapes import check_tensors, lse_shape, score_width
-from flash_attention.options import Options, Tensors
+from flash_attention.options import Options, Tensors, has_statistics
 
 _TYPES = {
     "integer": numpy.int64, "number": numpy.float32, "optional_number": numpy.float32, "flag": numpy.bool_, "text": str,
@@ -104,6 +104,8 @@ def _whole_vectors(array):
 def run(tensors, options, seed, offset, return_lse):
     _register()
     check_tensors(tensors)
+    if has_statistics(options):
+        raise NotImplementedError("return_max_logit, return_key_mass, return_entropy: JAX's arrays have none of them")
     for name, tensor in zip(Tensors._fields, tensors, strict=True):
         if tensor is not None and not isinstance(tensor, (jax.Array, numpy.ndarray)):
             raise TypeError(f"{name}: expected an array of JAX, as q is, got {type(tensor).__name__}")

@@ -20,6 +20,10 @@ NUM_OPTIONS = len(Options._fields)
 _DETERMINISTIC = Options._fields.index("deterministic")
 
 
+def has_statistics(options):
+    return options.return_max_logit or options.return_key_mass or options.return_entropy
+
+
 def made_deterministic(options):
     return Options(*options[:_DETERMINISTIC], True, *options[_DETERMINISTIC + 1 :])  # torch.compile has no _replace
 

@@ -19,7 +19,7 @@ from flash_attention import _core
 from flash_attention.arguments.names import Renamed, renamed
 from flash_attention.arguments.options import make_options, plain_masks, planned, with_tile
 from flash_attention.arguments.seeds import check_seed
-from flash_attention.options import Tensors
+from flash_attention.options import Tensors, has_statistics
 
 ARGUMENTS, CACHE_ARGUMENTS = _core.arguments, _core.cache_arguments
 
@@ -157,9 +157,12 @@ def _bare_masks(mask, hidden_rows, block_mask):
 def _run(arguments, functions, of_narrow, kept):
     """By the function that runs such a call. `of_narrow`: descales and out_dtype, of 8-bit tensors. `kept`: where prepared
     masks are."""
-    q = arguments[0].q
+    q, options = arguments[0].q, arguments[1]
     has_program = functions[0] is not None or functions[1] is not None
     narrow = _is_narrow(q, *of_narrow)
+    if has_statistics(options):
+        _check_statistics(options, has_program, narrow)
+        return run_of(q)(*arguments)
     if has_program and narrow:
         raise NotImplementedError("score_mod, mask_mod: 8-bit tensors take neither")
     if functions[1] is not None or is_tracing():  # not all masks are prepared, or others do it: torch.compile's graph
@@ -169,6 +172,21 @@ def _run(arguments, functions, of_narrow, kept):
     if kept is not None and not narrow:
         return _run_prepared()(*arguments, kept)
     return _run_narrow()(*arguments, *of_narrow) if narrow else run_of(q)(*arguments)
+
+
+def _check_statistics(options, has_program, narrow):
+    name = None
+    for one in ("return_entropy", "return_key_mass", "return_max_logit"):
+        on = getattr(options, one)
+        if not isinstance(on, bool):
+            raise TypeError(f"{one}: expected a bool, got {type(on).__name__}")
+        name = one if on else name
+    if has_program:
+        raise NotImplementedError(f"{name}: not computed with score_mod, mask_mod, or a softcap or slopes that learn")
+    if narrow:
+        raise NotImplementedError(f"{name}: not computed for tensors of 8 bits")
+    if options.standard:
+        raise NotImplementedError(f'{name}: the textbook algorithm, kernel="standard", does not compute it')
 
 
 def _is_narrow(q, q_descale, k_descale, v_descale, out_dtype):

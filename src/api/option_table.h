@@ -14,7 +14,10 @@
 /// scores: what the option does to them. `touches`: Features::touches_scores(); `hides`: Features::hides_keys(); `nothing`.
 #define FLASH_ATTENTION_NAMED_OPTIONS(X) /* the last of them: what attention() takes by this name, and passes on as it is */ \
   X(integer, attention_chunk, 0, "attention_chunk", "an int", same, hides)                                  \
-  X(text, precision, "auto", "precision", "'auto', 'ieee', 'fast' or 'tf32'", same, nothing)
+  X(text, precision, "auto", "precision", "'auto', 'ieee', 'fast' or 'tf32'", same, nothing)                \
+  X(flag, return_max_logit, false, "return_max_logit", "a bool", same, nothing)                             \
+  X(flag, return_key_mass, false, "return_key_mass", "a bool", same, nothing)                               \
+  X(flag, return_entropy, false, "return_entropy", "a bool", same, nothing)
 
 #define FLASH_ATTENTION_CALL_OPTIONS(X)                                                                     \
   X(integer, max_seqlen_q, 0, "max_seqlen_q", "an int", call, nothing)                                      \

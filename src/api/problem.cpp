@@ -151,6 +151,9 @@ std::string to_string(const Problem& p) {
   }
   if (p.invariant) out << ", invariant";
   if (p.precision != Precision::automatic) out << ", precision " << to_string(p.precision);
+  if (p.return_max_logit) out << ", max_logit";
+  if (p.return_key_mass) out << ", key_mass";
+  if (p.return_entropy) out << ", entropy";
   return out.str();
 }
 

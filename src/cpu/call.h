@@ -18,9 +18,9 @@ struct Step {
 
 /// What an instruction set provides: for each kernel its steps, in order; a null count ends a list.
 struct KernelTable {
-  Step prefill[4];
+  Step prefill[5];
   Step decode[3];
-  Step backward[10];
+  Step backward[11];
   Step backward_decode[5];
   Step standard_forward[4];
   Step standard_backward[7];

@@ -19,6 +19,9 @@ void clear_rows(const TensorView& view, std::int64_t begin, std::int64_t end, in
 }  // namespace
 
 void clear_tails(const Call& call, bool backward) {
+  if (call.max_logit != nullptr) {
+    std::fill_n(call.max_logit, call.batch * call.heads_q, -std::numeric_limits<float>::infinity());
+  }
   if (call.cu_seqlens_q == nullptr) return;
   const std::int64_t size = call.dtype == Dtype::float32 ? 4 : 2, begin_q = call.cu_seqlens_q[call.batch];
   if (!backward) {
@@ -26,6 +29,14 @@ void clear_tails(const Call& call, bool backward) {
     for (std::int64_t head = 0; call.lse != nullptr && head < call.heads_q; ++head) {
       float* const row = call.lse + head * call.total_q;
       std::fill(row + begin_q, row + call.total_q, -std::numeric_limits<float>::infinity());
+    }
+    for (std::int64_t head = 0; call.entropy != nullptr && head < call.heads_q; ++head) {
+      float* const row = call.entropy + head * call.total_q;
+      std::fill(row + begin_q, row + call.total_q, 0.0f);
+    }
+    for (std::int64_t head = 0; call.key_mass != nullptr && head < call.heads_q; ++head) {
+      float* const row = call.key_mass + head * call.total_kv;
+      std::fill(row + call.cu_seqlens_kv[call.batch], row + call.total_kv, 0.0f);
     }
     return;
   }

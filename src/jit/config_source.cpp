@@ -138,6 +138,9 @@ std::string to_source(const abi::Features& config) {
   MEMBER(fp32_products);
   MEMBER(key_list);
   MEMBER(key_set);
+  MEMBER(max_logit);
+  MEMBER(key_mass);
+  MEMBER(entropy);
   return out.done();
 }
 

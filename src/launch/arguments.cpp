@@ -101,6 +101,11 @@ abi::AttentionArgs make_arguments(const Problem& p, const Plan& plan, const Buff
   args.dbias_head_stride = p.bias.head_stride != 0 ? rows * p.seq_kv : 0;
   args.dbias_batch_stride = p.bias.batch_stride != 0 ? heads * rows * p.seq_kv : 0;
   args.dsink = b.dsink;
+  args.max_logit = b.max_logit;
+  args.key_mass = b.key_mass;
+  args.entropy = b.entropy;
+  args.dkey_mass = b.dkey_mass;
+  args.dentropy = b.dentropy;
 
   args.program = program_arguments(p, plan, b, options);
   args.repairs = options.repairs;

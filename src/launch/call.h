@@ -48,6 +48,13 @@ struct Call {
   float* lse = nullptr;         // [batch, heads_q, seq_q], packed [heads_q, total_q]; may be null in forward
   const float* dlse = nullptr;  // may be null
 
+  // Statistics; null: not asked for.
+  float* max_logit = nullptr;        // [batch, heads_q]
+  float* key_mass = nullptr;         // [batch, heads_q, seq_kv], packed [heads_q, total_kv]
+  float* entropy = nullptr;          // layout of lse; backward reads it
+  const float* dkey_mass = nullptr;  // backward
+  const float* dentropy = nullptr;   // backward
+
   const std::int32_t* cu_seqlens_q = nullptr;  // null: not packed
   const std::int32_t* cu_seqlens_kv = nullptr;
   const std::int32_t* seqused_q = nullptr;

@@ -64,7 +64,13 @@ Call make_call(const Problem& problem, const Plan& plan, int block_q, const Buff
     call.dlse = buffers.dlse;
     call.dbias = dbias_view(problem, buffers.dbias);
     if (problem.sink) call.dsink = buffers.dsink;
+    if (problem.return_key_mass) call.dkey_mass = buffers.dkey_mass;
+    if (problem.return_entropy) call.dentropy = buffers.dentropy;
+  } else {
+    if (problem.return_max_logit) call.max_logit = buffers.max_logit;
+    if (problem.return_key_mass) call.key_mass = buffers.key_mass;
   }
+  if (problem.return_entropy) call.entropy = buffers.entropy;
   if (problem.packed) {
     call.cu_seqlens_q = buffers.cu_seqlens_q;
     if (problem.page_size == 0) call.cu_seqlens_kv = buffers.cu_seqlens_kv;

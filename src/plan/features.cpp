@@ -42,7 +42,10 @@ abi::Features features_of(const Problem& p) {
                          .q_scales = p.q_scales != ScaleKind::none,
                          .one_product = p.precision == Precision::tf32,
                          .key_list = p.key_list.kind != KeyListKind::none,
-                         .key_set = p.key_list.kind == KeyListKind::blocks};
+                         .key_set = p.key_list.kind == KeyListKind::blocks,
+                         .max_logit = p.return_max_logit,
+                         .key_mass = p.return_key_mass,
+                         .entropy = p.return_entropy};
   if (!p.program.empty()) {
     const ProgramTraits program = program_traits(p);
     features.score_program = program.score;

@@ -12,6 +12,18 @@ abi::Features features_of(const Problem& problem);
 /// them.
 abi::Features row_features(const abi::Features& features);
 
+/// Those of a forward kernel: key masses are computed by a launch behind it.
+inline abi::Features forward_features(abi::Features features) {
+  features.key_mass = false;
+  return features;
+}
+
+/// Those of the launch that computes key masses: only what it reads, fewer kernels to compile.
+inline abi::Features key_mass_features(abi::Features features) {
+  features.dropout = features.sink = features.max_logit = features.entropy = features.one_product = false;
+  return features;
+}
+
 /// The same for kernels that read a map of the tiles of a boolean mask (abi/tile_map.h).
 abi::Features with_map(abi::Features features);
 

@@ -28,6 +28,7 @@ struct Capabilities {
   bool splits = false;          // Request::num_splits
   bool parts = false;           // Request::part
   bool key_list = false;        // Problem::key_list
+  bool statistics = false;      // Problem::return_max_logit, _key_mass, _entropy
 };
 
 /// Where kernels were run, checked and timed: on an H200 alone. Elsewhere they are tested before their first use.

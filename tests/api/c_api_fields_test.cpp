@@ -52,6 +52,7 @@ flash_attention_problem c_problem(const Problem& p) {
   c.key_list_kind = static_cast<std::int32_t>(p.key_list.kind), c.key_list_entries = p.key_list.entries;
   c.key_list_heads = p.key_list.heads, c.key_list_block_q = p.key_list.block_q;
   c.key_list_block_kv = p.key_list.block_kv, c.key_list_counts = p.key_list.counts;
+  c.return_max_logit = p.return_max_logit, c.return_key_mass = p.return_key_mass, c.return_entropy = p.return_entropy;
   return c;
 }
 
@@ -64,6 +65,8 @@ flash_attention_buffers c_buffers(const Buffers& b) {
   c.left_padding = b.left_padding, c.page_table = b.page_table;
   c.hidden_rows = b.hidden_rows, c.block_mask = b.block_mask, c.k_scale = b.k_scale, c.v_scale = b.v_scale;
   c.q_scale = b.q_scale, c.key_list = b.key_list, c.key_counts = b.key_counts;
+  c.max_logit = b.max_logit, c.key_mass = b.key_mass, c.entropy = b.entropy;
+  c.dkey_mass = b.dkey_mass, c.dentropy = b.dentropy;
   c.dout = b.dout, c.dlse = b.dlse, c.dq = b.dq, c.dk = b.dk, c.dv = b.dv, c.dbias = b.dbias, c.dsink = b.dsink;
   return c;
 }
@@ -110,6 +113,8 @@ void expect_same_bits(const Case& c, bool gradients) {
     return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(double)) == 0);
   };
   EXPECT_TRUE(same(cpp.out, through_c.out) && same(cpp.lse, through_c.lse)) << c.name;
+  EXPECT_TRUE(same(cpp.max_logit, through_c.max_logit) && same(cpp.key_mass, through_c.key_mass)) << c.name;
+  EXPECT_TRUE(same(cpp.entropy, through_c.entropy)) << c.name;
   if (!gradients) return;
   const Results x = run(c, in, false, &cpp), y = run(c, in, true, &cpp);
   EXPECT_TRUE(same(x.dq, y.dq) && same(x.dk, y.dk) && same(x.dv, y.dv)) << c.name;
@@ -119,6 +124,7 @@ void expect_same_bits(const Case& c, bool gradients) {
 TEST(CApiFields, TheContractGivesTheSameBits) {
   for (const Case& c : contract_cases(Dtype::float32)) expect_same_bits(c, true);
   for (const Case& c : mask_cases(Dtype::float32)) expect_same_bits(c, true);
+  for (const Case& c : some_of(statistics_cases(Dtype::float32), 8)) expect_same_bits(c, true);
   for (const Case& c : cache_cases(Dtype::bfloat16)) expect_same_bits(c, false);
   for (const Case& c : latent_cases(Dtype::bfloat16)) expect_same_bits(c, false);
 }

@@ -130,6 +130,17 @@ const Refusal cache_refusals[] = {
     {"latent_narrower_than_its_value", "head_dim", "from head_dim_v, 64",
      [](Problem& p) { p.latent = true, p.head_dim = 56, p.head_dim_v = 64; }},
     {"latent_too_wide", "head_dim", "584", [](Problem& p) { p.latent = true, p.head_dim = 584, p.head_dim_v = 512; }},
+    {"largest_score_of_pages", "return_max_logit", "pages", [](Problem& p) { p.return_max_logit = true; }},
+    {"mass_of_latent_keys", "return_key_mass", "latent",
+     [](Problem& p) {
+       p = good();
+       p.latent = p.return_key_mass = true, p.head_dim = 16, p.head_dim_v = 8;
+     }},
+    {"entropy_of_codes", "return_entropy", "8 bits",
+     [](Problem& p) {
+       p = good();
+       p.kv_dtype = Dtype::int8, p.return_entropy = true;
+     }},
     {"latent_value_too_wide", "head_dim_v", "520",
      [](Problem& p) { p.latent = true, p.head_dim = 576, p.head_dim_v = 520; }},
 };

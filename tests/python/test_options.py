@@ -9,7 +9,7 @@ from flash_attention.options import NUM_TENSORS, Options, Tensors, made_determin
 GIVEN = {
     "scale": 0.25, "softcap": 3.0, "causal": True, "window": (5, None), "dropout_p": 0.5, "deterministic": True,
     "max_seqlen_q": 7, "max_seqlen_kv": 9, "block_sizes": (64, 32), "attention_chunk": 11,
-    "precision": "fast", "key_block_size": (3, 16),
+    "precision": "fast", "key_block_size": (3, 16), "return_max_logit": True, "return_entropy": True,
 }  # fmt: skip
 
 
@@ -20,6 +20,7 @@ def test_every_argument_arrives_under_its_name():
         "window_left": 5, "window_right": -1, "dropout_p": 0.5, "deterministic": True, "heads_first": True,
         "standard": False, "kernel": "cpu/prefill", "mask_block_q": 64, "mask_block_kv": 32,
         "attention_chunk": 11, "precision": "fast", "list_block_q": 3, "list_block_kv": 16,
+        "return_max_logit": True, "return_key_mass": False, "return_entropy": True,
     }  # fmt: skip
     assert make_options(kernel="standard") == Options(standard=True) and make_options() == Options()
 

@@ -128,8 +128,8 @@ PLANTS = (
     Plant(
         "overlap: lengths are no inputs of backward",
         "src/api/checks/validate.cpp",
-        "used_q, used_kv, lengths, padding, prepared, key_list, key_counts});\n}",
-        "used_q, used_kv, padding, prepared, key_list, key_counts});\n}",
+        "slopes, sink, cu_q, cu_kv, used_q, used_kv, lengths, padding, prepared, key_list, key_counts, dkey_mass});\n}",
+        "slopes, sink, cu_q, cu_kv, used_q, used_kv, padding, prepared, key_list, key_counts, dkey_mass});\n}",
         BUFFERS,
     ),
     Plant(

@@ -27,6 +27,7 @@
 #include "tile/copy.cuh"
 #include "tile/dropout.cuh"
 #include "tile/fma_product.cuh"
+#include "tile/largest_score.cuh"
 #include "tile/mma.cuh"
 #include "tile/score.cuh"
 #include "tile/softmax.cuh"
@@ -131,6 +132,7 @@ struct ForwardSm80 {
   unsigned Q[Q_in_registers ? m_tiles : 1][Q_in_registers ? q_steps : 1][4];
   float O[m_tiles][dim_v / 8][4]{};
   tile::RowState rows[m_tiles];
+  tile::RowStatistics<false, features.entropy> statistics[m_tiles];  // the largest score is the running maximum
 
   __device__ __forceinline__ ForwardSm80(const AttentionArgs& arguments, SharedStorage& shared, const tile::Sequence& s,
                                          int head, int first_query)
@@ -274,8 +276,8 @@ struct ForwardSm80 {
 #pragma unroll
       for (int m = 0; m < m_tiles; ++m) {
         if constexpr (sums_in_shared) read_sums(m);
-        rows[m].template update<log2_P_scale, features.bias || features.score_program || floats>(S[m], scale_log2,
-                                                                                                 rescale[m]);
+        rows[m].template update<log2_P_scale, features.bias || features.score_program || floats>(
+            S[m], {scale_log2, scale_log2}, rescale[m], statistics[m]);
         if constexpr (sums_in_shared) write_sums(m);
       }
       if constexpr (features.dropout) drop_tile(S, kv_begin);
@@ -381,6 +383,7 @@ __device__ __forceinline__ void ForwardSm80<config>::finish() {
   float sink = -tile::infinity;
   if constexpr (features.sink) sink = args.sink[head_idx];
   float lse[m_tiles][2];
+  float largest_score = -tile::infinity;
   float check = 0;  // becomes NaN if an output is not finite, or too small to be split
   if constexpr (column_warps > 1) __syncthreads();  // both warps have read their queries, over which O is written
 #pragma unroll
@@ -397,6 +400,18 @@ __device__ __forceinline__ void ForwardSm80<config>::finish() {
       if (!used) factor = 0, lse[m][half] = -tile::infinity;
       if (args.lse != nullptr && place.column == 0 && column_warp == 0 && i < sequence.rows_q) {
         args.lse[tile::statistics_offset<features>(args, sequence, head_idx) + i] = lse[m][half];
+      }
+      if constexpr (features.entropy) {
+        const float total = rows[m].total(half), reference = rows[m].max[half] * scale_log2 - log2_P_scale;
+        const float moment = tile::reduce_quad(statistics[m].moment[half], [](float a, float b) { return a + b; });
+        if (place.column == 0 && i < sequence.rows_q) {
+          args.entropy[tile::statistics_offset<features>(args, sequence, head_idx) + i] =
+              tile::row_entropy(reference, used ? total : 0, moment, sink);
+        }
+      }
+      if constexpr (features.max_logit) {
+        const float total = rows[m].total(half), row = total != total ? total : rows[m].max[half] * score.unit_scale();
+        if (used) largest_score = tile::larger_or_nan(row, largest_score);
       }
       float largest = 0;
 #pragma unroll
@@ -420,6 +435,8 @@ __device__ __forceinline__ void ForwardSm80<config>::finish() {
       }
     }
   }
+  if constexpr (features.max_logit)
+    tile::raise_largest_of_warp(args, sequence.batch_idx, head_idx, lane, largest_score);
   if constexpr (repairs_rows && column_warps > 1) {
     const bool any = ptx::any(check != check);
     if (lane == 0) storage.unsound[column_warp][warp_row / rows_per_warp] = any;

@@ -7,6 +7,7 @@
 #include "ptx/matrix_store.cuh"
 #include "ptx/path.cuh"
 #include "ptx/tma.cuh"
+#include "tile/largest_score.cuh"
 
 namespace flash_attention::forward_sm90 {
 
@@ -29,7 +30,8 @@ struct Epilogue {
 
   /// Returns whether the next attempt must repeat the tile (see Attempt).
   __device__ __forceinline__ bool finish(const Tile& tile, bool visited_interior, Output<config>& out) const {
-    auto& [O, rows] = out;
+    auto& O = out.O;
+    auto& rows = out.rows;
     const ScoreMath<config> math(args, tile, tile.q_begin + S::row_group(warpgroup) * wg_rows + thread / 32 * 16,
                                  thread % 32);
     float sum[2] = {rows.sum[0], rows.sum[1]};  // four threads share a row
@@ -78,6 +80,7 @@ struct Epilogue {
           lse[8 * r] = used[r] ? of_row : -tile::infinity;
         }
       }
+      if constexpr (features.entropy) write_entropy(tile, math, used, empty, maximum, sum, out.statistics);
     };
     if constexpr (config.split_keys) {
       store_part(tile, out, sum, empty, factor);
@@ -86,12 +89,23 @@ struct Epilogue {
     }
 
     bool retry = false;
+    [[maybe_unused]] float largest_score = -tile::infinity;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const bool sound = empty[r] || (sum[r] >= 0.5f && sum[r] < highest_sum && !math.is_large(maximum[r]));
       const bool finite_sum = sum[r] < tile::infinity;  // if not, a score was NaN, and the row is rightly NaN
-      retry = retry || (used[r] && ((!S::ordered && tile.attempt == Attempt::fixed_max && !sound) ||
-                                    (tile.attempt != Attempt::nonfinite_safe && finite_sum && poison[r] != 0.0f)));
+      const bool again = used[r] && ((!S::ordered && tile.attempt == Attempt::fixed_max && !sound) ||
+                                     (tile.attempt != Attempt::nonfinite_safe && finite_sum && poison[r] != 0.0f));
+      retry = retry || again;
+      // A row that is repeated may have the NaN of an overflow.
+      if constexpr (features.max_logit) {
+        const float row = tile::reduce_quad(out.statistics.largest[r], [](float a, float b) { return ptx::max(a, b); });
+        const float score = sum[r] != sum[r] ? sum[r] : row * math.score.unit_scale();
+        if (used[r] && !empty[r] && !again) largest_score = tile::larger_or_nan(score, largest_score);
+      }
+    }
+    if constexpr (features.max_logit) {
+      tile::raise_largest_of_warp(args, tile.sequence.batch_idx, tile.head_idx, static_cast<int>(thread % 32), largest_score);
     }
     return retry;
   }
@@ -100,6 +114,20 @@ struct Epilogue {
     const float lse = empty ? -tile::infinity : (maximum + ptx::log2(sum)) * tile::ln_2;
     if constexpr (!features.sink) return lse;
     return tile::lse_with_sink(lse, args.sink[tile.head_idx]);
+  }
+
+  __device__ __forceinline__ void write_entropy(const Tile& tile, const ScoreMath<config>& math, const bool (&used)[2],
+                                                const bool (&empty)[2], const float (&maximum)[2], const float (&sum)[2],
+                                                const typename ScoreMath<config>::Statistics& statistics) const {
+    float* const entropy = args.entropy + tile::statistics_offset<features>(args, tile.sequence, tile.head_idx) + math.row;
+    float sink = -tile::infinity;
+    if constexpr (features.sink) sink = args.sink[tile.head_idx];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float moment = tile::reduce_quad(statistics.moment[r], [](float a, float b) { return a + b; });
+      if (thread % 4 != 0 || math.row + 8 * r >= tile.sequence.rows_q) continue;
+      entropy[8 * r] = used[r] && !empty[r] ? tile::row_entropy(maximum[r], sum[r], moment, sink) : 0;
+    }
   }
 
   /// If the row sum is below this limit, no probability of the row exceeds the range of P's type. If P is scaled (P_scale),

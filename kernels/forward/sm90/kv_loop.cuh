@@ -159,16 +159,16 @@ __device__ __forceinline__ void visit(TileWork<W>& work, const Tile& tile, const
   next_block<kind>(work, tile, math, block, following, [&](int block, float(&rescale)[2]) {
     if constexpr (kind == Visit::edge) {
       ptx::path<"forward/sm90 edge block">();
-      softmax_edge(work.wg, math, block, work.scores, work.out.rows, rescale);
+      softmax_edge(work.wg, math, block, work.scores, work.out.rows, work.out.statistics, rescale);
       return true;
     } else if constexpr (kind == Visit::interior) {
       ptx::path<"forward/sm90 inner block">();
-      math.probability_of(work.scores, block * S::block_kv, work.out.rows.max, work.out.rows.sum);
+      math.probability_of(work.scores, block * S::block_kv, work.out.rows.max, work.out.rows.sum, work.out.statistics);
       return false;
     } else {
       ptx::path<"forward/sm90 late edge block">();
       math.template modify_and_mask<!S::forwards && !S::from_diagonal>(work.scores, block * S::block_kv);
-      math.exponentiate(work.scores, work.out.rows.max, work.out.rows.sum);
+      math.exponentiate(work.scores, work.out.rows.max, work.out.rows.sum, work.out.statistics);
       return false;
     }
   });
@@ -190,7 +190,9 @@ __device__ __forceinline__ void attend_range(TileWork<W>& work, const Tile& tile
   skip_blocks(work.wg, seen.begin);
   first_block(
       work, tile, math, block_at<config>(tile, seen.begin), after<config>(tile, seen, seen.begin),
-      [&](int block, float(&rescale)[2]) { softmax_edge(work.wg, math, block, work.scores, work.out.rows, rescale); });
+      [&](int block, float(&rescale)[2]) {
+        softmax_edge(work.wg, math, block, work.scores, work.out.rows, work.out.statistics, rescale);
+      });
   int n = seen.begin + 1;
   // With a mask tensor, and in Attempt::online_max, all blocks are edge blocks: the interior is empty.
 #pragma unroll 1

@@ -31,7 +31,7 @@ template <class W>
 __device__ __forceinline__ void begin_listed(TileWork<W>& work, const Tile& tile, const ScoreMath<W::config>& math) {
   using S = typename W::S;
   first_block(work, tile, math, work.at.block(), {}, [&](int block, float(&rescale)[2]) {
-    softmax_edge(work.wg, math, block, work.scores, work.out.rows, rescale, work.at);
+    softmax_edge(work.wg, math, block, work.scores, work.out.rows, work.out.statistics, rescale, work.at);
     if (S::skips_listed && work.accumulate) rescale_output(work.out.O, rescale);  // after skipped blocks
     work.visited_interior = work.visited_interior || !work.at.tested();
     work.has_output = true;
@@ -49,17 +49,17 @@ __device__ __forceinline__ void softmax_listed(TileWork<W>& work, const ScoreMat
     work.raised = ptx::any(ptx::min(work.out.rows.max[0], work.out.rows.max[1]) == -tile::infinity);
   if (work.raised) {
     ptx::path<"forward/sm90 listed edge block">();
-    softmax_edge(work.wg, math, block, work.scores, work.out.rows, rescale, work.at);
+    softmax_edge(work.wg, math, block, work.scores, work.out.rows, work.out.statistics, rescale, work.at);
   } else if (S::keeps_tested && work.at.tested()) {
     ptx::path<"forward/sm90 listed block by its reference">();
     math.modify(work.scores, block * S::block_kv);
     if constexpr (S::mask_words) hide_tested(work.wg, math, work.scores, work.at);
-    math.exponentiate(work.scores, work.out.rows.max, work.out.rows.sum);
+    math.exponentiate(work.scores, work.out.rows.max, work.out.rows.sum, work.out.statistics);
   } else {
     ptx::path<"forward/sm90 listed full block">();
 #pragma unroll
     for (float& maximum : work.out.rows.max) maximum = ScoreMath<W::config>::finite(maximum);
-    math.probability_of(work.scores, block * S::block_kv, work.out.rows.max, work.out.rows.sum);
+    math.probability_of(work.scores, block * S::block_kv, work.out.rows.max, work.out.rows.sum, work.out.statistics);
   }
   work.visited_interior = work.visited_interior || !work.at.tested();
 }

@@ -100,7 +100,7 @@ __device__ __forceinline__ void attend_nonfinite_safe(Warpgroup<config>& wg, Out
     release(wg, wg.shared.K_empty[kv.stage]);
     take_biases(wg, math, wg.num_blocks - 1, block * S::block_kv, true);
     release_biases(wg, wg.num_blocks - 1);
-    softmax_edge(wg, math, block, scores, out.rows, rescale, at);
+    softmax_edge(wg, math, block, scores, out.rows, out.statistics, rescale, at);
     math.drop(scores, math.draw(wg.args, tile, block * S::block_kv));
     rescale_output(out.O, rescale);
     math.pack(scores, P);

@@ -61,6 +61,9 @@ struct ScoreMath {
   using Added = forward_sm90::Added<features, features.bias && !loads_bias>;
   using Tile = float[count];
   using Packed = unsigned[block_kv / 16][4];
+  using Statistics = tile::RowStatistics<features.max_logit, features.entropy>;
+  // Then one function takes all interior blocks: those for a single option would each have to know of statistics.
+  static constexpr bool has_statistics = features.max_logit || features.entropy;
   using ProgramRow = typename tile::Score<features>::ProgramRow;
   using ProgramKey = typename tile::Score<features>::ProgramKey;
 
@@ -257,7 +260,8 @@ struct ScoreMath {
   }
 
   /// Raises the running maximum of both rows. Older sums must be multiplied by `rescale`.
-  __device__ __forceinline__ void raise_maximum(const Tile& S, float (&row_max)[2], float (&rescale)[2]) const {
+  __device__ __forceinline__ void raise_maximum(const Tile& S, float (&row_max)[2], float (&rescale)[2],
+                                                Statistics& statistics, const float (&row_sum)[2]) const {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       float block_max = S[2 * r];
@@ -269,6 +273,9 @@ struct ScoreMath {
       block_max = ptx::max(block_max, ptx::shuffle_xor(block_max, 2));
       const float raised = ptx::max(row_max[r], block_max);
       rescale[r] = ptx::exp2((row_max[r] - finite(raised)) * exponent_scale);
+      if constexpr (features.max_logit) statistics.largest[r] = ptx::max(statistics.largest[r], block_max);
+      if constexpr (features.entropy)
+        statistics.raise(r, (finite(raised) - row_max[r]) * exponent_scale, row_sum[r], rescale[r]);
       row_max[r] = raised;
     }
   }
@@ -323,18 +330,22 @@ struct ScoreMath {
     return !may_be_huge && ptx::abs(reference) > tile::large_reference;
   }
 
-  /// As exponentiate(), for references of any size.
-  __device__ __forceinline__ void exponentiate_any(Tile& S, const float (&row_max)[2], float (&row_sum)[2]) const {
-    if constexpr (may_be_huge) return exponentiate(S, row_max, row_sum);
+  /// As exponentiate(), for references of any size, and scores that have raised the maximum.
+  __device__ __forceinline__ void exponentiate_any(Tile& S, const float (&row_max)[2], float (&row_sum)[2],
+                                                   Statistics& statistics) const {
+    if constexpr (may_be_huge) return exponentiate<false>(S, row_max, row_sum, statistics);
     const float scaled[2] = {finite(row_max[0]) * exponent_scale, finite(row_max[1]) * exponent_scale};
-    if (!ptx::any(is_large(scaled[0]) || is_large(scaled[1]))) return exponentiate(S, row_max, row_sum);
+    if (!ptx::any(is_large(scaled[0]) || is_large(scaled[1]))) return exponentiate<false>(S, row_max, row_sum, statistics);
 #pragma unroll
     for (int i = 0; i < count; ++i) S[i] -= finite(row_max[row_of(i)]);
-    exponentiate(S, {0, 0}, row_sum);
+    exponentiate<false>(S, {0, 0}, row_sum, statistics);
   }
 
-  /// S = 2^(exponent_scale (S - row_max)); adds the results to this thread's part of the row sums.
-  __device__ __forceinline__ void exponentiate(Tile& S, const float (&row_max)[2], float (&row_sum)[2]) const {
+  /// S = 2^(exponent_scale (S - row_max)); adds the results to this thread's part of the row sums. keeps: the scores have
+  /// not raised the maximum.
+  template <bool keeps = true, bool some_hidden = true>
+  __device__ __forceinline__ void exponentiate(Tile& S, const float (&row_max)[2], float (&row_sum)[2],
+                                               Statistics& statistics) const {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const float shift = -finite(row_max[r]) * exponent_scale;
@@ -342,10 +353,14 @@ struct ScoreMath {
 #pragma unroll
       for (int i = 0; i < count; ++i) {
         if (row_of(i) != r) continue;
+        if constexpr (features.max_logit && keeps) statistics.largest[r] = ptx::max(statistics.largest[r], S[i]);
         // The rounding error of a huge maximum's product would be an exponent.
-        S[i] =
-            ptx::exp2(may_be_huge ? (S[i] - finite(row_max[r])) * exponent_scale : ptx::fma(S[i], exponent_scale, shift));
+        const float exponent =
+            may_be_huge ? (S[i] - finite(row_max[r])) * exponent_scale : ptx::fma(S[i], exponent_scale, shift);
+        S[i] = ptx::exp2(exponent);
         (i % 2 == 0 ? even : odd) += S[i];
+        if constexpr (features.entropy)
+          statistics.moment[r] = tile::add_moment<some_hidden>(statistics.moment[r], S[i], exponent);
       }
       row_sum[r] += even + odd;
     }
@@ -353,9 +368,9 @@ struct ScoreMath {
 
   /// modify() and exponentiate() in one. If all scores of the warp are small compared to the soft cap, a polynomial
   /// replaces tanh; its last multiplication is the one that the exponent needs anyway.
-  __device__ __forceinline__ void probability_of(Tile& S, int kv_begin, const float (&row_max)[2],
-                                                 float (&row_sum)[2]) const {
-    if constexpr (features.softcap && !features.score_program) {
+  __device__ __forceinline__ void probability_of(Tile& S, int kv_begin, const float (&row_max)[2], float (&row_sum)[2],
+                                                 Statistics& statistics) const {
+    if constexpr (features.softcap && !features.score_program && !has_statistics) {
       const float to_x = score.scale / score.softcap;
       const float largest = tile::largest_magnitude(S) * to_x;
       if (ptx::all(largest <= 0.25f)) {
@@ -372,12 +387,12 @@ struct ScoreMath {
     if constexpr (Shape::bias_stages > 0) {
       // The rounding error of a huge maximum's product would be an exponent.
       const auto is_small = [](float maximum) { return ptx::abs(finite(maximum)) <= 4096.0f; };
-      if (ptx::all(is_small(row_max[0]) && is_small(row_max[1]))) {
+      if (!has_statistics && ptx::all(is_small(row_max[0]) && is_small(row_max[1]))) {
         return exponentiate_biased(S, row_max, row_sum);
       }
       read_biases();
     }
-    if constexpr (features.alibi && !features.softcap && !features.bias && !features.score_program) {
+    if constexpr (features.alibi && !features.softcap && !features.bias && !features.score_program && !has_statistics) {
       const int key = ptx::hide_from_compiler(row) / 16 * 16 + score.len_kv - score.len_q;  // of the warp's first row
       if (Shape::from_diagonal || ptx::all(kv_begin + block_kv <= key || kv_begin >= key + 16)) {
         ptx::path<"forward/sm90 ALiBi on one side of the diagonal">();
@@ -385,7 +400,7 @@ struct ScoreMath {
       }
     }
     modify<true>(S, kv_begin);
-    exponentiate(S, row_max, row_sum);
+    exponentiate<true, features.score_hides>(S, row_max, row_sum, statistics);
   }
 
   /// If a bias is the only option. A bias too large for a float gives 0 or Inf here, the same result as if it were bounded

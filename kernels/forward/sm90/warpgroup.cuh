@@ -63,6 +63,7 @@ template <ForwardConfig config>
 struct Output {
   typename Warpgroup<config>::OutputTile O;
   RowState rows;
+  typename ScoreMath<config>::Statistics statistics;
 };
 
 // -- the current tile of a warpgroup ------------------------------------------------------------------------------------
@@ -268,7 +269,8 @@ __device__ __forceinline__ void hide_tested(W& wg, const ScoreMath<W::config>& m
 /// then multiplies O by `rescale`.
 template <class W>
 __device__ __forceinline__ void softmax_edge(W& wg, const ScoreMath<W::config>& math, int block,
-                                             typename W::ScoreTile& scores, RowState& rows, float (&rescale)[2],
+                                             typename W::ScoreTile& scores, RowState& rows,
+                                             typename ScoreMath<W::config>::Statistics& statistics, float (&rescale)[2],
                                              typename W::SeenBlock at = {}) {
   using S = typename W::S;
   constexpr ForwardConfig config = W::config;
@@ -288,10 +290,10 @@ __device__ __forceinline__ void softmax_edge(W& wg, const ScoreMath<W::config>& 
     if constexpr (tile::MaskData<config.features>::present) hide_pairs(math, scores, block * S::block_kv);
   }
   if constexpr (S::ordered) return math.take_in_order(scores, rows.max, rows.sum, rescale);
-  math.raise_maximum(scores, rows.max, rescale);
+  math.raise_maximum(scores, rows.max, rescale, statistics, rows.sum);
 #pragma unroll
   for (int r = 0; r < 2; ++r) rows.sum[r] *= rescale[r];
-  math.exponentiate_any(scores, rows.max, rows.sum);
+  math.exponentiate_any(scores, rows.max, rows.sum, statistics);
 }
 
 template <int count>

@@ -372,11 +372,11 @@ struct WideLoop {
       softmax_listed(math, block);
     } else if constexpr (kind == Visit::interior) {
       ptx::path<"forward/sm90 wide inner block">();
-      math.probability_of(scores, key_of(block), out.rows.max, out.rows.sum);
+      math.probability_of(scores, key_of(block), out.rows.max, out.rows.sum, out.statistics);
     } else {
       ptx::path<"forward/sm90 wide late edge block">();
       math.template modify_and_mask<!S::forwards>(scores, key_of(block));
-      math.exponentiate(scores, out.rows.max, out.rows.sum);
+      math.exponentiate(scores, out.rows.max, out.rows.sum, out.statistics);
     }
   }
 
@@ -413,7 +413,7 @@ struct WideLoop {
     }
     RowState& rows = out.rows;
     float before[2] = {rows.max[0], rows.max[1]}, other[2];
-    math.raise_maximum(scores, rows.max, rescale);
+    math.raise_maximum(scores, rows.max, rescale, out.statistics, rows.sum);
 #pragma unroll
     for (int r = 0; r < 2; ++r) other[r] = rows.max[r];
     exchange(wg, other);
@@ -423,7 +423,7 @@ struct WideLoop {
       rescale[r] = ptx::exp2((before[r] - ScoreMath<config>::finite(rows.max[r])) * math.exponent_scale);
       rows.sum[r] *= rescale[r];
     }
-    math.exponentiate_any(scores, rows.max, rows.sum);
+    math.exponentiate_any(scores, rows.max, rows.sum, out.statistics);
   }
 
   /// As softmax_listed() of listed_loop.cuh.
@@ -435,7 +435,7 @@ struct WideLoop {
       ptx::path<"forward/sm90 wide listed full block">();
 #pragma unroll
       for (float& maximum : out.rows.max) maximum = ScoreMath<config>::finite(maximum);
-      math.probability_of(scores, key_of(block), out.rows.max, out.rows.sum);
+      math.probability_of(scores, key_of(block), out.rows.max, out.rows.sum, out.statistics);
     }
     visited_interior = visited_interior || !at.tested();
   }

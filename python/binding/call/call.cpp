@@ -224,6 +224,14 @@ void Call::set_gradients(const Gradients& gradients) {
   buffers.dsink = static_cast<float*>(gradients.dsink.data);
 }
 
+void Call::set_statistics(const Statistics& statistics) {
+  buffers.max_logit = static_cast<float*>(statistics.max_logit.data);
+  buffers.key_mass = static_cast<float*>(statistics.key_mass.data);
+  buffers.entropy = static_cast<float*>(statistics.entropy.data);
+  buffers.dkey_mass = static_cast<const float*>(statistics.dkey_mass.data);
+  buffers.dentropy = static_cast<const float*>(statistics.dentropy.data);
+}
+
 Pass Call::pass(bool backward) const {
   return backward ? (standard_ ? Pass::standard_backward : Pass::backward)
                   : (standard_ ? Pass::standard_forward : Pass::forward);

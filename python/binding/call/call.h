@@ -49,6 +49,11 @@ struct Gradients {
   Tensor dout, dlse, dq, dk, dv, dbias, dsink;
 };
 
+/// Those of statistics: what forward writes, and what backward reads.
+struct Statistics {
+  Tensor max_logit, key_mass, entropy, dkey_mass, dentropy;
+};
+
 /// One call of the library: Problem, Buffers and Options from tensors. Refuses by argument what the Problem cannot hold.
 class Call {
  public:
@@ -61,6 +66,7 @@ class Call {
 
   void set_forward(const Tensor& out, const Tensor& lse, std::uint64_t seed, std::uint64_t offset);
   void set_gradients(const Gradients& gradients);
+  void set_statistics(const Statistics& statistics);
 
   Pass pass(bool backward) const;
   void choose(bool backward);  ///< a kernel or tile of the other pass is none of this one: the planner chooses

@@ -12,6 +12,22 @@ def lse_shape(tensors, options):
     return (shape[0], shape[1], shape[2]) if options.heads_first else (shape[0], shape[2], shape[1])
 
 
+def max_logit_shape(tensors, options):
+    """[batch, heads_q]."""
+    shape = tensors.q.shape
+    if tensors.cu_seqlens_q is not None:
+        return (tensors.cu_seqlens_q.shape[0] - 1, shape[1])
+    return (shape[0], shape[1] if options.heads_first else shape[2])
+
+
+def key_mass_shape(tensors, options):
+    """[batch, heads_q, seq_kv], or [heads_q, total_kv] for a packed call."""
+    shape = tensors.k.shape
+    if tensors.cu_seqlens_q is not None:
+        return (tensors.q.shape[1], shape[0])
+    return (*max_logit_shape(tensors, options), shape[2] if options.heads_first else shape[1])
+
+
 def score_width(tensors, options):
     """The last size of a bias or a mask."""
     shape = tensors.k.shape

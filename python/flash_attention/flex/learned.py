@@ -39,14 +39,19 @@ class Scaled(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, scale):
         ctx.save_for_backward(q, scale)
-        return (q.float() * scale.to(q.device)).to(q.dtype)
+        return _times(q, scale)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, dq):
         q, scale = ctx.saved_tensors
-        dscale = (dq.float() * q.float()).sum().to(scale.device) if ctx.needs_input_grad[1] else None
-        return (dq.float() * scale.to(q.device)).to(q.dtype) if ctx.needs_input_grad[0] else None, dscale
+        dscale = (dq.float() * q).sum(dtype=torch.float32).to(scale.device) if ctx.needs_input_grad[1] else None
+        return _times(dq, scale) if ctx.needs_input_grad[0] else None, dscale
+
+
+def _times(tensor, scale):
+    """tensor * scale in float32, rounded once; in one pass, because an axis makes the scale count among the types."""
+    return torch.mul(tensor, scale.to(tensor.device).reshape(1), out=torch.empty_like(tensor))
 
 
 def learns(value):

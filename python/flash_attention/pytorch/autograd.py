@@ -7,10 +7,10 @@ from flash_attention import _core, routes
 from flash_attention.arguments.names import refusal
 from flash_attention.arguments.seeds import signed
 from flash_attention.arguments.shapes import check_tensors, score_width
-from flash_attention.options import NUM_TENSORS, Options, Tensors, made_deterministic
-from flash_attention.pytorch import flops, op_autograd  # noqa: F401 (what ops have)
+from flash_attention.options import NUM_TENSORS, Options, Tensors, has_statistics, made_deterministic
+from flash_attention.pytorch import flops, op_autograd, statistics  # noqa: F401 (what ops have)
 from flash_attention.pytorch import ops as torch_ops
-from flash_attention.pytorch.gradients import gradients, in_places, needed
+from flash_attention.pytorch.gradients import Held, gradients, in_places, needed
 from flash_attention.pytorch.transforms import TransformedAttention, is_transformed
 
 _NO_EXTRAS = (None,) * (NUM_TENSORS - 3)
@@ -46,8 +46,15 @@ def run(tensors, options, seed, offset, return_lse):
     except (AttributeError, IndexError):
         check_tensors(tensors)
         raise
+    if has_statistics(options):
+        if is_transformed():
+            raise NotImplementedError(
+                "return_max_logit, return_key_mass, return_entropy: transforms of torch.func and forward-mode derivatives "
+                "take none of them"
+            )
+        return statistics.run(tensors, options, seed, offset, return_lse)
     if is_transformed():
-        out, lse, _ = TransformedAttention.apply(q, k, v, options, seed, offset, *(extras or _NO_EXTRAS))
+        out, lse, _ = TransformedAttention.apply(q, k, v, Held(options), seed, offset, *(extras or _NO_EXTRAS))
     elif wants_gradient and (routes.is_tracing() or not torch._C._is_tracing()):
         if torch.are_deterministic_algorithms_enabled():
             options = made_deterministic(options)

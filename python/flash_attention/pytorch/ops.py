@@ -64,14 +64,14 @@ def backward(tensors, options, out, lse, rng_state, dout, dlse, need_dbias, need
     return _backward(tensors, options, out, lse, rng_state, dout, dlse, need_dbias, need_dsink)
 
 
-def _forward(tensors, options, seed, offset, need_lse):
+def _forward(tensors, options, seed, offset, need_lse, statistics=None):
     seed = drawn(seed, options)
     out, lse = empty_results(tensors, options, need_lse)
     follows = 0 if need_lse and any(tensor.requires_grad for tensor in tensors[:3]) else None
     tensors, stream = (tensors, 0) if HAS_EXCHANGE else detached(tensors)
     _core.forward(
         tensors, options, out, lse, unsigned(seed), unsigned(offset), stream, lambda size: workspace(out, size),
-        backward=follows,
+        backward=follows, statistics=statistics,
     )  # fmt: skip
     return out, lse, torch.tensor((seed, offset), device="cpu") if options.dropout_p else None
 
@@ -83,7 +83,7 @@ def drawn(seed, options):
     return int(torch.randint(2**63 - 1, (), device="cpu")) if options.dropout_p else 0
 
 
-def _backward(tensors, options, out, lse, rng_state, dout, dlse, need_dbias, need_dsink):
+def _backward(tensors, options, out, lse, rng_state, dout, dlse, need_dbias, need_dsink, statistics=None):
     if dout is None:
         dout = torch.zeros_like(out)
     elif dout.stride(-1) != 1:
@@ -95,8 +95,9 @@ def _backward(tensors, options, out, lse, rng_state, dout, dlse, need_dbias, nee
     tensors, stream = (tensors, 0) if HAS_EXCHANGE else detached(tensors)
     results = (out, lse.contiguous())
     _core.backward(
-        tensors, options, results, (dout, dlse, *gradients), seed, offset, stream, lambda size: workspace(out, size)
-    )
+        tensors, options, results, (dout, dlse, *gradients), seed, offset, stream, lambda size: workspace(out, size),
+        statistics=statistics,
+    )  # fmt: skip
     return gradients
 
 

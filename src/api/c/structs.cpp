@@ -194,7 +194,12 @@ Buffers buffers_of(const flash_attention_buffers* given) {
           .program_gradients = c.program_gradients,
           .key_list = c.key_list,
           .key_counts = c.key_counts,
-          .row_max = c.row_max};
+          .row_max = c.row_max,
+          .max_logit = c.max_logit,
+          .key_mass = c.key_mass,
+          .entropy = c.entropy,
+          .dkey_mass = c.dkey_mass,
+          .dentropy = c.dentropy};
 }
 
 Options options_of(const flash_attention_options* given) {

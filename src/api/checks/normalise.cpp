@@ -125,6 +125,22 @@ void check_cache(Problem& p, Pass pass) {
   require(!p.packed || p.seqused_kv, "seqused_kv", std::int64_t{0}, "packed queries with pages need it");
 }
 
+/// Statistics are of keys and values in the types of the other tensors, in rows.
+void check_statistics(Problem& p, Pass pass) {
+  const bool backward = pass == Pass::backward || pass == Pass::standard_backward;
+  if (backward) p.return_max_logit = false;  // it has no gradient
+  const auto check = [&](const char* argument, bool present) {
+    if (!present) return;
+    if (p.page_size != 0) refuse(argument, "true", "K and V in pages have no statistics");
+    if (p.latent) refuse(argument, "true", "latent keys have no statistics");
+    if (p.key_list.kind != KeyListKind::none) refuse(argument, "true", "lists of keys have no statistics");
+    if (*p.kv_dtype != p.dtype || *p.q_dtype != p.dtype) refuse(argument, "true", "tensors of 8 bits have no statistics");
+  };
+  check("return_max_logit", p.return_max_logit);
+  check("return_key_mass", p.return_key_mass);
+  check("return_entropy", p.return_entropy);
+}
+
 }  // namespace
 
 Problem normalise(const Problem& problem, Pass pass) {
@@ -160,6 +176,7 @@ Problem normalise(const Problem& problem, Pass pass) {
                                          : RowAxes{p.packed, p.batch, p.packed ? p.total_kv : p.seq_kv};
   check_narrow_keys(p, pass, of_kv);
   check_narrow_queries(p, pass);
+  check_statistics(p, pass);
   p.q_strides = resolve("q_strides", p.q_strides, of_q, p.heads_q, p.head_dim);
   p.k_strides = resolve("k_strides", p.k_strides, of_kv, p.heads_kv, p.head_dim - (p.latent ? p.head_dim_v : 0));
   p.v_strides = resolve("v_strides", p.v_strides, of_kv, p.heads_kv, p.head_dim_v);

@@ -32,6 +32,19 @@ void check_masks(const Problem& p, const Buffers& b) {
   check_pair("cu_seqlens_kv", b.cu_seqlens_kv, p.packed && p.page_size == 0, "packed and not page_size", 4);
 }
 
+void check_statistics(const Problem& p, Pass pass, const Buffers& b) {
+  const bool rows = p.total_q > 0, keys = p.total_kv > 0 && p.batch > 0;
+  const bool backward = is_backward(pass);
+  check_pair("entropy", b.entropy, p.return_entropy, "return_entropy", 4, !rows);
+  if (backward) {
+    check_pair("dentropy", b.dentropy, p.return_entropy, "return_entropy", 4, !rows);
+    check_pair("dkey_mass", b.dkey_mass, p.return_key_mass, "return_key_mass", 4, !keys);
+    return;
+  }
+  check_pair("max_logit", b.max_logit, p.return_max_logit, "return_max_logit", 4, p.batch == 0);
+  check_pair("key_mass", b.key_mass, p.return_key_mass, "return_key_mass", 4, !keys);
+}
+
 void check_pointers(const Problem& p, Pass pass, const Buffers& b, Device device) {
   // Which kernel runs is decided before the pointers are known.
   const Backend& backend = backend_of(device);
@@ -48,7 +61,7 @@ void check_pointers(const Problem& p, Pass pass, const Buffers& b, Device device
   check_pair("v_scale", b.v_scale, p.kv_scales != ScaleKind::none, "kv_scales", 4, no_scale(p.kv_scales));
   check_pair("q_scale", b.q_scale, p.q_scales != ScaleKind::none, "q_scales", 4, no_scale(p.q_scales));
   check_pointer("out", b.out, queries, wide);
-  check_pointer("lse", b.lse, queries && is_backward(pass), 4);
+  check_pointer("lse", b.lse, queries && (is_backward(pass) || p.return_key_mass), 4);
 
   check_pair("bias", b.bias, p.bias.present, "bias.present", size_of(p.bias.dtype), has_no_scores(p));
   check_masks(p, b);
@@ -64,6 +77,7 @@ void check_pointers(const Problem& p, Pass pass, const Buffers& b, Device device
   if (b.row_max != nullptr && (p.key_list.kind == KeyListKind::none || is_backward(pass)))
     refuse("row_max", address(b.row_max), "forward over lists of keys has it, and nothing else");
   check_pointer("row_max", b.row_max, false, 4);
+  check_statistics(p, pass, b);
 
   if (!is_backward(pass)) return;
   check_pointer("dout", b.dout, queries, wide);
@@ -203,9 +217,14 @@ void check_overlap(const Problem& p, const Plan& plan, const Buffers& b, const O
   const Extent workspace = dense("workspace", options.workspace, 1, static_cast<std::int64_t>(needed));
   const Extent prepared =
       dense("prepared_mask", options.prepared_mask.data, 1, static_cast<std::int64_t>(plan::prepared_bytes(plan)));
+  const Extent entropy = dense("entropy", b.entropy, 4, p.total_q * p.heads_q);
+  const std::int64_t masses = p.packed ? p.total_kv : p.batch * p.seq_kv;
   if (!is_backward(plan.pass)) {
-    refuse_overlap({out, lse, row_max, workspace}, {q, k, v, bias, mask, hidden, block_mask, table, slopes, sink, cu_q, cu_kv,
-                                           used_q, used_kv, lengths, padding, prepared, key_list, key_counts});
+    const Extent max_logit = dense("max_logit", b.max_logit, 4, p.batch * p.heads_q);
+    const Extent key_mass = dense("key_mass", b.key_mass, 4, masses * p.heads_q);
+    refuse_overlap({out, lse, row_max, max_logit, key_mass, entropy, workspace},
+                   {q, k, v, bias, mask, hidden, block_mask, table, slopes, sink, cu_q, cu_kv, used_q, used_kv, lengths,
+                    padding, prepared, key_list, key_counts});
     return;
   }
   const Extent dout = view("dout", b.dout, p.dout_strides, rows_q, p.heads_q, p.head_dim_v);
@@ -220,9 +239,11 @@ void check_overlap(const Problem& p, const Plan& plan, const Buffers& b, const O
       "dbias", b.dbias, size_of(p.bias.dtype),
       axis(p.bias.batch_stride, p.batch) * axis(p.bias.head_stride, p.heads_q) * axis(p.bias.q_stride, p.seq_q) * p.seq_kv);
   const Extent dsink = dense("dsink", b.dsink, 4, p.heads_q);
+  const Extent dkey_mass = dense("dkey_mass", b.dkey_mass, 4, masses * p.heads_q);
+  const Extent dentropy = dense("dentropy", b.dentropy, 4, p.total_q * p.heads_q);
   refuse_overlap({dq, dk, dv, dbias, dsink, workspace},
-                 {q,      k,    v,    out,   lse,    dout,    dlse,    bias,    mask,     hidden,   block_mask,
-                  slopes, sink, cu_q, cu_kv, used_q, used_kv, lengths, padding, prepared, key_list, key_counts});
+                 {q,      k,    v,    out,   lse,    dout,    dlse,    bias,    mask,     hidden,   block_mask, entropy, dentropy,
+                  slopes, sink, cu_q, cu_kv, used_q, used_kv, lengths, padding, prepared, key_list, key_counts, dkey_mass});
 }
 
 void check_stream(const Options& options) {

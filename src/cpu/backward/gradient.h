@@ -2,6 +2,7 @@
 
 // What backward knows about a block of query rows, and the gradient of a tile of scores. docs/numerics.md has the formulas.
 
+#include "cpu/prefill/key_mass.h"
 #include "cpu/tile/dropout.h"
 #include "cpu/tile/hidden.h"
 
@@ -12,6 +13,7 @@ namespace {
 struct RowTerms {
   alignas(64) float lse[block_q];    // in units of log2(e); +inf for a row that saw nothing: P is 0
   alignas(64) float delta[block_q];  // dot(dO, O) - dlse: what the softmax's normalisation passes back
+  alignas(64) float dentropy[block_q];  // in calls whose entropy has a gradient
 
   void load_terms(const Call& call, const RowBlock& block) {
     with_element(call.dtype, [&](auto type) {
@@ -31,8 +33,22 @@ struct RowTerms {
       if (call.dlse != nullptr) delta[lane] -= call.dlse[row];
       constexpr float lowest = -1e7f;  // below it a float has no room for the sum next to the maximum: docs/numerics.md
       lse[lane] = block.unused[lane] || call.lse[row] < lowest ? infinity : call.lse[row] * log2_e;
+      if (call.dkey_mass != nullptr || call.dentropy != nullptr) add_statistics(call, block, lane, row);
     }
-    for (int lane = block.rows; lane < block.lanes(); ++lane) lse[lane] = lse[lane - 1], delta[lane] = delta[lane - 1];
+    for (int lane = block.rows; lane < block.lanes(); ++lane) {
+      lse[lane] = lse[lane - 1], delta[lane] = delta[lane - 1], dentropy[lane] = dentropy[lane - 1];
+    }
+  }
+
+  /// What gradients of key masses and of the entropy add to delta: the sum of p times the gradient of p.
+  void add_statistics(const Call& call, const RowBlock& block, int lane, std::int64_t row) {
+    dentropy[lane] = 0;
+    if (lse[lane] == infinity) return;
+    if (call.dkey_mass != nullptr) delta[lane] += region<const float>(call, plan::CpuRegion::mass_terms)[row];
+    if (call.dentropy == nullptr) return;
+    const float of_sink = call.sink == nullptr ? 0 : exp2_one(call.sink[block.head[lane]] * log2_e - lse[lane]);
+    dentropy[lane] = call.dentropy[row];
+    delta[lane] += dentropy[lane] * (call.entropy[row] - (1 - of_sink));
   }
 };
 
@@ -72,6 +88,29 @@ struct GradientTile {
   alignas(64) float derivative[block_kv * block_q];  // of softcap
   alignas(64) float keep[block_kv * block_q];        // of dropout
   alignas(64) float slope[block_kv * block_q];       // of the program
+  alignas(64) float statistics[block_kv * block_q];  // what the gradients of statistics add to dS
+
+  /// P * (dkey_mass - dentropy (ln P + 1)) from S: dropout does not touch it.
+  void differentiate_statistics(const Call& call, const RowBlock& block, const Tile& tile, const RowTerms& rows) {
+    for (int i = 0; i < tile.count * block.lanes(); i += vector_lanes) store(statistics + i, Vec{});
+    if (call.dkey_mass != nullptr) {
+      const auto row_of = [&](int lane) {
+        return call.dkey_mass + mass_place(call, block.sequence, block.batch, block.head[lane]);
+      };
+      for_each_score<Float32>(block, tile, row_of, [&](int key, int v, Vec gradient) {
+        store(statistics + (key * block.vectors + v) * vector_lanes, gradient);
+      });
+    }
+    for (int key = 0; key < tile.count; ++key) {
+      for (int v = 0; v < block.lanes(); v += vector_lanes) {
+        const int i = key * block.lanes() + v;
+        const Vec s = load(P + i), log_p = s - load(rows.lse + v), p = exp2(log_p);
+        Vec gradient = load(statistics + i);
+        if (call.dentropy != nullptr) gradient -= load(rows.dentropy + v) * (log_p * ln_2 + 1.0f);
+        store(statistics + i, select((s == -infinity) | (p == 0.0f), Vec{}, p * gradient));
+      }
+    }
+  }
 
   /// P = 2^(S - lse); dS = P * (dP - delta) before the program; P and dP multiplied by dropout's factors.
   void compute(const Call& call, const RowBlock& block, const Tile& tile, const GradientRows& rows, FloatRows K,
@@ -92,6 +131,8 @@ struct GradientTile {
     for (int key = 0; key < tile.count; key += step)
       multiply_keys(block, tile, key, smaller(tile.count - key, step), V, rows.dOt, call.head_dim_v, dS);
     if (call.dropout) dropout_factors(call, block, tile, keep);
+    const bool with_statistics = call.dkey_mass != nullptr || call.dentropy != nullptr;
+    if (with_statistics) differentiate_statistics(call, block, tile, rows);
     for (int key = 0; key < tile.count; ++key) {
       for (int v = 0; v < lanes; v += vector_lanes) {
         const int i = key * lanes + v;
@@ -101,6 +142,8 @@ struct GradientTile {
         store(dS + i, gradient.ds);
       }
     }
+    if (!with_statistics) return;
+    for (int i = 0; i < tile.count * lanes; i += vector_lanes) store(dS + i, load(dS + i) + load(statistics + i));
   }
 
   /// From the gradient of the capped score to that of the raw one.

@@ -4,6 +4,7 @@
 
 #include "cpu/backward/backward_decode.h"
 #include "cpu/backward/dbias.h"
+#include "cpu/backward/mass_terms.h"
 #include "cpu/backward/program_gradient.h"
 #include "cpu/decode/decode.h"
 #include "cpu/ladder/c2_simd.h"
@@ -57,9 +58,10 @@ constexpr std::size_t largest(std::size_t x, std::size_t y) { return x > y ? x :
 
 constexpr KernelTable make_table() {
   return {
-      .prefill = {{copy_items, copy_keys}, {forward_items, prefill}, {merge_items, merge}},
+      .prefill = {{copy_items, copy_keys}, {forward_items, prefill}, {merge_items, merge}, {mass_items, key_mass}},
       .decode = {{decode_items, decode_by_floats}, {merge_items, merge}},
       .backward = {{copy_items, copy_keys},
+                   {mass_term_items, mass_terms},
                    {backward_items, backward},
                    {finish_backward_items, finish_backward},
                    {merge_dq_items, merge_dq},
@@ -87,9 +89,10 @@ constexpr KernelTable make_table() {
       .ladder_simd = {{c2_simd::items, c2_simd::attention}},
       .ladder_threads = {{c3_threads::items, c3_threads::attention}},
       .program = {hide_by_program, change_by_program},
-      .scratch_bytes = largest(largest(largest(sizeof(PrefillScratch), sizeof(DecodeScratch)),
-                                       largest(sizeof(DbiasScratch), sizeof(ProgramScratch))),
-                               largest(sizeof(BackwardScratch), sizeof(BackwardDecodeScratch))),
+      .scratch_bytes =
+          largest(largest(largest(sizeof(PrefillScratch), sizeof(DecodeScratch)),
+                          largest(sizeof(DbiasScratch), sizeof(ProgramScratch))),
+                  largest(largest(sizeof(BackwardScratch), sizeof(BackwardDecodeScratch)), sizeof(MassScratch))),
       .block_q = block_q,
       .exp2 = map<exp2>,
       .tanh = map<tanh>,

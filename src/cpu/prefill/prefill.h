@@ -66,7 +66,11 @@ inline void values_in_rows(const RowBlock& block, const Tile& tile, FloatRows V,
 inline void prefill_tile(const Call& call, const RowBlock& block, const Tile& tile, FloatRows K, FloatRows V, bool in_rows,
                          PrefillRows& rows, PrefillScratch& scratch, NextTile& next) {
   score_tile(call, block, tile, K, rows.Qt, scratch.S, nullptr, &next);
-  softmax_tile(block, tile.count, scratch.S, rows.statistics, scratch.rescale);
+  if (call.entropy != nullptr) {
+    softmax_tile<true>(block, tile.count, scratch.S, rows.statistics, scratch.rescale);
+  } else {
+    softmax_tile(block, tile.count, scratch.S, rows.statistics, scratch.rescale);
+  }
   if (call.dropout) apply_dropout(call, block, tile, scratch.S, scratch.keep);
   if (in_rows) {
     values_in_rows(block, tile, V, round_up(call.head_dim_v, vector_lanes), scratch.S, rows.Ot, scratch.safe);

@@ -17,8 +17,10 @@ inline float* partial_sums(const Call& call, std::int64_t split, std::int64_t ro
          (split * total_rows(call) + row) * plan::cpu_padded(call.head_dim_v);
 }
 
+/// The largest score of a row, the sum relative to it, and with an entropy the moment.
 inline float* partial_statistics(const Call& call, std::int64_t split, std::int64_t row) {
-  return region<float>(call, plan::CpuRegion::split_statistics) + (split * total_rows(call) + row) * 2;
+  const int numbers = call.entropy != nullptr ? 3 : 2;
+  return region<float>(call, plan::CpuRegion::split_statistics) + (split * total_rows(call) + row) * numbers;
 }
 
 /// A unit of work of forward: some blocks of rows (call.blocks_together) and a part of the keys. Later blocks, which see
@@ -70,10 +72,13 @@ inline void finish_rows(const Call& call, const RowBlock& block, int split, cons
       float* to = partial_statistics(call, split, block.row_idx(call, lane));
       to[0] = statistics.row_max[lane];
       to[1] = statistics.row_sum[lane];
+      if (call.entropy != nullptr) to[2] = statistics.row_moment[lane];
     } else {
       const RowResult result = finish_row(call, block, lane, statistics.row_max[lane], statistics.row_sum[lane]);
       factor[lane] = result.factor;
       write_lse(call, block, lane, result.lse);
+      write_statistics(call, block, lane, statistics.row_max[lane], statistics.row_sum[lane], statistics.row_moment[lane],
+                       result);
     }
   }
 }
@@ -112,7 +117,7 @@ inline void merge(const Call& call, std::int64_t item, void* /*scratch*/) {
   const RowBlock block = ForwardItem(call, item * call.num_splits).rows(call);
   for (int lane = 0; lane < block.rows; ++lane) {
     const std::int64_t row = block.row_idx(call, lane);
-    float row_max = -infinity, row_sum = 0;
+    float row_max = -infinity, row_sum = 0, row_moment = 0;
     for (int split = 0; split < call.num_splits; ++split) {
       row_max = larger(row_max, partial_statistics(call, split, row)[0]);
     }
@@ -120,9 +125,12 @@ inline void merge(const Call& call, std::int64_t item, void* /*scratch*/) {
     for (int split = 0; split < call.num_splits; ++split) {
       const float* part = partial_statistics(call, split, row);
       row_sum += part[1] * exp2_one(part[0] - origin);
+      if (call.entropy == nullptr || part[0] == -infinity) continue;
+      row_moment += (part[2] + part[1] * (part[0] - origin)) * exp2_one(part[0] - origin);
     }
     const RowResult result = finish_row(call, block, lane, row_max, row_sum);
     write_lse(call, block, lane, result.lse);
+    write_statistics(call, block, lane, row_max, row_sum, row_moment, result);
     with_element(call.dtype, [&](auto type) {
       using T = decltype(type);
       auto* out = reinterpret_cast<typename T::Stored*>(block.row(call, call.out, lane));

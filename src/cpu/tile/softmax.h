@@ -12,16 +12,17 @@ namespace {
 struct Statistics {
   alignas(64) float row_max[block_q];
   alignas(64) float row_sum[block_q];
+  alignas(64) float row_moment[block_q];  // sum of 2^(score - row_max) (score - row_max), for the entropy
 
   void reset() {
-    for (int lane = 0; lane < block_q; ++lane) row_max[lane] = -infinity, row_sum[lane] = 0;
+    for (int lane = 0; lane < block_q; ++lane) row_max[lane] = -infinity, row_sum[lane] = row_moment[lane] = 0;
   }
 };
 
 /// P = 2^(S - row_max) in place; rescale[lane] is what sums over earlier keys must be multiplied by.
-template <int vectors>
+template <int vectors, bool moments>
 inline void softmax_tile_of(int keys, float* S, Statistics& statistics, float* rescale) {
-  Vec old_max[vectors], row_max[vectors], origin[vectors], sum[vectors];
+  Vec old_max[vectors], row_max[vectors], origin[vectors], sum[vectors], moment[vectors];
   FLASH_ATTENTION_UNROLL
   for (int v = 0; v < vectors; ++v) old_max[v] = row_max[v] = load(statistics.row_max + v * vector_lanes);
   for (int key = 0; key < keys; ++key) {
@@ -31,15 +32,16 @@ inline void softmax_tile_of(int keys, float* S, Statistics& statistics, float* r
   FLASH_ATTENTION_UNROLL
   for (int v = 0; v < vectors; ++v) {
     origin[v] = select(row_max[v] == -infinity, Vec{}, row_max[v]);  // nothing seen yet: -inf - -inf would be NaN
-    sum[v] = Vec{};
+    sum[v] = moment[v] = Vec{};
   }
   for (int key = 0; key < keys; ++key) {
     FLASH_ATTENTION_UNROLL
     for (int v = 0; v < vectors; ++v) {
       float* s = S + (key * vectors + v) * vector_lanes;
-      const Vec p = exp2(load(s) - origin[v]);
+      const Vec x = load(s) - origin[v], p = exp2(x);
       store(s, p);
       sum[v] += p;
+      if constexpr (moments) moment[v] += select(x == -infinity, Vec{}, p * x);
     }
   }
   FLASH_ATTENTION_UNROLL
@@ -47,18 +49,25 @@ inline void softmax_tile_of(int keys, float* S, Statistics& statistics, float* r
     const Vec factor = exp2(old_max[v] - origin[v]);
     store(rescale + v * vector_lanes, factor);
     store(statistics.row_max + v * vector_lanes, row_max[v]);
+    if constexpr (moments) {  // what was relative to the old maximum is relative to the new one
+      const Vec step = select(old_max[v] == -infinity, Vec{}, old_max[v] - origin[v]);
+      const Vec old_sum = load(statistics.row_sum + v * vector_lanes);
+      const Vec before = load(statistics.row_moment + v * vector_lanes) + old_sum * step;
+      store(statistics.row_moment + v * vector_lanes, before * factor + moment[v]);
+    }
     store(statistics.row_sum + v * vector_lanes, load(statistics.row_sum + v * vector_lanes) * factor + sum[v]);
   }
 }
 
+template <bool moments = false>
 inline void softmax_tile(const RowBlock& block, int keys, float* S, Statistics& statistics, float* rescale) {
   switch (block.vectors) {
     case 1:
-      return softmax_tile_of<1>(keys, S, statistics, rescale);
+      return softmax_tile_of<1, moments>(keys, S, statistics, rescale);
     case 2:
-      return softmax_tile_of<2>(keys, S, statistics, rescale);
+      return softmax_tile_of<2, moments>(keys, S, statistics, rescale);
     default:
-      return softmax_tile_of<block_vectors>(keys, S, statistics, rescale);
+      return softmax_tile_of<block_vectors, moments>(keys, S, statistics, rescale);
   }
 }
 
@@ -71,22 +80,47 @@ inline void apply_dropout(const Call& call, const RowBlock& block, const Tile& t
 struct RowResult {
   float factor;  // out = factor * sum of P V
   float lse;     // natural logarithm
+  float above;   // lse less the largest score
 };
 
 /// The end of a row: takes the sink into the sum. A row that saw nothing gets 0 and -inf.
 inline RowResult finish_row(const Call& call, const RowBlock& block, int lane, float row_max, float row_sum) {
-  float scale = 1;
+  float scale = 1, above = 0;
   if (call.sink != nullptr && !block.unused[lane]) {
     const float sink = call.sink[block.head[lane]] * log2_e;
     const float total_max = sink > row_max ? sink : row_max;
     // No key and no sink: -inf - -inf would be NaN. A sum of NaN is that of a key which is NaN.
-    if (total_max == -infinity && row_sum == 0.0f) return {0.0f, -infinity};
+    if (total_max == -infinity && row_sum == 0.0f) return {0.0f, -infinity, 0.0f};
+    above = total_max - row_max;
     scale = exp2_one(row_max - total_max);
     row_sum = row_sum * scale + exp2_one(sink - total_max);
     row_max = total_max;
   }
-  if (row_sum == 0.0f) return {0.0f, -infinity};
-  return {scale / row_sum, (row_max + __builtin_log2f(row_sum)) * ln_2};
+  if (row_sum == 0.0f) return {0.0f, -infinity, 0.0f};
+  const float log_sum = __builtin_log2f(row_sum);
+  return {scale / row_sum, (row_max + log_sum) * ln_2, (above + log_sum) * ln_2};
+}
+
+/// Raises the largest score of a sequence and head; NaN stays. Threads share it.
+inline void raise(float* largest, float value) {
+  float known;
+  __atomic_load(largest, &known, __ATOMIC_RELAXED);
+  while (!(known != known) && !(value <= known) &&
+         !__atomic_compare_exchange(largest, &known, &value, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
+  }
+}
+
+/// The statistics of a row that forward has finished: its sum and moment are relative to row_max, lse is with the sink.
+inline void write_statistics(const Call& call, const RowBlock& block, int lane, float row_max, float row_sum,
+                             float row_moment, const RowResult& result) {
+  if (call.max_logit != nullptr && !block.unused[lane]) {
+    const float largest = row_sum == row_sum ? row_max * ln_2 : row_sum;  // a score of NaN is in the sum
+    raise(call.max_logit + block.batch * call.heads_q + block.head[lane], largest);
+  }
+  if (call.entropy == nullptr) return;
+  // sum of p (lse - score), with p = 2^(score - row_max) * factor
+  const float entropy = result.factor * (row_sum * result.above - row_moment * ln_2);
+  call.entropy[block.row_idx(call, lane)] = row_sum == 0.0f ? 0 : entropy;
 }
 
 }  // namespace

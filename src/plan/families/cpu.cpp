@@ -160,7 +160,8 @@ std::string reject_splits(const Request& r) {
 void reserve_splits(const Problem& problem, Plan& plan) {
   if (plan.num_splits == 1) return;
   reserve(plan, CpuRegion::split_sums, plan.num_splits * total_rows(problem) * cpu_padded(problem.head_dim_v) * 4);
-  reserve(plan, CpuRegion::split_statistics, plan.num_splits * total_rows(problem) * 2 * 4);
+  const int numbers = problem.return_entropy ? 3 : 2;  // of a row
+  reserve(plan, CpuRegion::split_statistics, plan.num_splits * total_rows(problem) * numbers * 4);
 }
 
 /// Splits of the keys where the blocks of rows alone do not keep the threads busy; `asked`, if it is not 0.
@@ -282,6 +283,7 @@ Plan lay_out_backward(const Request& r) {
   const std::int64_t items = ceil_div(group(problem) * problem.seq_q, plan.block_q) / plan.num_splits;
   plan.block_q *= together(problem, items, device, cpu_blocks_together);
   reserve_copies(r, plan);
+  if (problem.return_key_mass) reserve(plan, CpuRegion::mass_terms, total_rows(problem) * 4);
   if (problem.program_gradients != 0) {
     reserve(plan, CpuRegion::program_gradients, program::gradient_layout(problem, *program::parsed(problem.program)).bytes);
   }
@@ -404,7 +406,8 @@ constexpr std::array<KernelEntry, 10> entries{{
                .narrow_keys = true,
                .narrow_queries = true,
                .latent = true,
-               .splits = true},
+               .splits = true,
+               .statistics = true},
      .plan = plan_forward},
     {.name = "cpu/bfloat16",
      .pass = Pass::backward,
@@ -423,7 +426,7 @@ constexpr std::array<KernelEntry, 10> entries{{
      .pass = Pass::backward,
      .device = DeviceKind::cpu,
      .requirements = "none",
-     .takes = {.hidden_rows = true, .block_mask = true, .programs = true},
+     .takes = {.hidden_rows = true, .block_mask = true, .programs = true, .statistics = true},
      .plan = plan_backward},
     {.name = "cpu/listed",
      .pass = Pass::forward,

@@ -23,6 +23,7 @@ enum class CpuRegion : int {
   packed_Kt = 5,          // its backward: [kv head][tile of keys][columns][block_kv]
   nonfinite_tiles = 6,    // its backward: a byte for each tile of keys
   program_gradients = 7,  // cpu/backward
+  mass_terms = 9,         // cpu/backward: of each row, the sum of its probabilities times the gradients of key_mass
   masks = 8,              // KeyBounds of every unit: abi/key_bounds.h
   scores_of_row = 0       // ladder/c0_scalar
 };

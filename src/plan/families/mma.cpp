@@ -55,15 +55,38 @@ std::string MmaForwardTile::reject_size(const Problem& problem, const DeviceInfo
   return "it needs " + std::to_string(bytes) + " bytes of shared memory, there are " + std::to_string(device.shared_bytes);
 }
 
+/// 128 keys of 32 a warp, whose K takes 64 registers, or 16 a warp of wide heads; 64 queries at a time, two tiles in flight.
+void add_sm80_key_mass_launch(const Problem& problem, Plan& plan) {
+  if (!problem.return_key_mass) return;
+  if (problem.dtype == Dtype::float32) return add_key_mass_launch(problem, plan);
+  abi::ForwardConfig config{.features = with_map(features_of(problem)),
+                            .head_dim = static_cast<int>(problem.head_dim),
+                            .head_dim_v = static_cast<int>(problem.head_dim),
+                            .block_q = 64,
+                            .block_kv = 128,
+                            .num_warps = problem.head_dim <= 128 ? 4 : 8};
+  config.features = key_mass_features(config.features);
+  const int columns = swizzled_tile_bytes(problem, 1, problem.head_dim);
+  add_launch(plan,
+             {.unit = "forward/key_mass_sm80",
+              .entry = "forward_key_mass_sm80",
+              .config = launch_config(config),
+              .block = 32 * config.num_warps,
+              .shared_bytes = (config.block_kv + 2 * config.block_q) * columns + mma_small_bytes,
+              .min_blocks_per_sm = problem.head_dim <= 64 ? 3 : config.num_warps == 4 ? 2 : 1},
+             mma_tiles(problem.seq_kv, config.block_kv) * problem.heads_q * problem.batch);
+}
+
 Plan lay_out_mma_forward(const Problem& problem, const MmaForwardTile& tile, std::string unit, std::string entry) {
   Plan plan{.block_q = tile.block_q, .block_kv = tile.block_kv};
-  abi::ForwardConfig config{.features = with_map(features_of(problem)),
+  abi::ForwardConfig config{.features = forward_features(with_map(features_of(problem))),
                             .head_dim = static_cast<int>(problem.head_dim),
                             .head_dim_v = static_cast<int>(problem.head_dim_v),
                             .block_q = tile.block_q,
                             .block_kv = tile.block_kv,
                             .num_warps = tile.num_warps};
   config.features.fp32_products = has_fp32_products(problem);
+  add_max_logit_launch(problem, plan);
   add_launch(plan,
              {.unit = std::move(unit),
               .entry = std::move(entry),
@@ -72,6 +95,7 @@ Plan lay_out_mma_forward(const Problem& problem, const MmaForwardTile& tile, std
               .shared_bytes = tile.shared_bytes(problem),
               .min_blocks_per_sm = tile.num_warps == 4 ? 2 : 1},
              mma_tiles(problem.seq_q, tile.block_q) * problem.heads_q * problem.batch);
+  add_sm80_key_mass_launch(problem, plan);
   return plan;
 }
 
@@ -170,7 +194,7 @@ std::string reject_mma_backward(const Problem& problem, const DeviceInfo& device
 std::array<KernelEntry, 2> mma_rows(KernelEntry forward, KernelEntry backward) {
   for (KernelEntry* row : {&forward, &backward})
     row->takes.hidden_rows = row->takes.block_mask = row->takes.programs = true;
-  forward.takes.pages = forward.takes.left_padding = forward.takes.tile = true;
+  forward.takes.pages = forward.takes.left_padding = forward.takes.tile = forward.takes.statistics = true;
   return {forward, backward};
 }
 

@@ -38,6 +38,9 @@ struct MmaForwardTile {
   std::string reject_size(const Problem& problem, const DeviceInfo& device) const;
 };
 
+/// Behind a forward kernel: key masses by mma.sync where it takes the problem, else on CUDA cores.
+void add_sm80_key_mass_launch(const Problem& problem, Plan& plan);
+
 Plan lay_out_mma_forward(const Problem& problem, const MmaForwardTile& tile, std::string unit, std::string entry);
 
 struct MmaBackwardTile {

@@ -20,12 +20,13 @@ std::int64_t tiles(std::int64_t rows) { return (rows + block - 1) / block; }
 
 Plan lay_out_forward(const Problem& problem) {
   Plan plan{.block_q = block, .block_kv = block};
-  const abi::ForwardConfig config{.features = with_map(features_of(problem)),
+  const abi::ForwardConfig config{.features = forward_features(with_map(features_of(problem))),
                                   .head_dim = static_cast<int>(problem.head_dim),
                                   .head_dim_v = static_cast<int>(problem.head_dim_v),
                                   .block_q = block,
                                   .block_kv = block,
                                   .num_warps = num_warps};
+  add_max_logit_launch(problem, plan);
   add_launch(plan,
              {.unit = "forward/portable",
               .entry = "forward_portable",
@@ -33,6 +34,7 @@ Plan lay_out_forward(const Problem& problem) {
               .block = 32 * num_warps,
               .shared_bytes = portable_shared_bytes},
              tiles(problem.seq_q) * problem.heads_q * problem.batch);
+  add_key_mass_launch(problem, plan);
   return plan;
 }
 
@@ -88,6 +90,35 @@ void add_launch(Plan& plan, Launch launch, std::int64_t blocks) {
   plan.launches.push_back(std::move(launch));
 }
 
+void add_max_logit_launch(const Problem& problem, Plan& plan) {
+  if (!problem.return_max_logit) return;
+  const abi::ForwardConfig config{.num_warps = num_warps};
+  add_launch(plan,
+             {.unit = "forward/max_logit",
+              .entry = "forward_clear_max_logit",
+              .config = launch_config(config),
+              .block = 32 * num_warps},
+             (problem.heads_q * problem.batch + 32 * num_warps - 1) / (32 * num_warps));
+}
+
+void add_key_mass_launch(const Problem& problem, Plan& plan) {
+  if (!problem.return_key_mass) return;
+  abi::ForwardConfig config{.features = with_map(features_of(problem)),
+                            .head_dim = static_cast<int>(problem.head_dim),
+                            .head_dim_v = static_cast<int>(problem.head_dim),
+                            .block_q = block,
+                            .block_kv = block,
+                            .num_warps = num_warps};
+  config.features = key_mass_features(config.features);
+  add_launch(plan,
+             {.unit = "forward/key_mass",
+              .entry = "forward_key_mass",
+              .config = launch_config(config),
+              .block = 32 * num_warps,
+              .shared_bytes = portable_shared_bytes},
+             tiles(problem.seq_kv) * problem.heads_q * problem.batch);
+}
+
 void reserve_row_delta(const Problem& problem, Plan& plan) {
   const std::int64_t rows = problem.packed ? problem.total_q : problem.batch * problem.seq_q;
   reserve(plan, abi::BackwardRegion::delta, rows * problem.heads_q * std::int64_t{sizeof(float)});
@@ -96,13 +127,27 @@ void reserve_row_delta(const Problem& problem, Plan& plan) {
 void add_delta_launch(const Problem& problem, Plan& plan) {
   // Only what it reads: fewer kernels to compile.
   abi::BackwardConfig config = portable_backward_config(problem);
-  config.features = row_features(config.features);
+  const abi::Features all = config.features;
+  config.features = row_features(all);
+  config.features.entropy = all.entropy;
+  config.features.sink = all.entropy && all.sink;
   config.dbias = config.dsink = false;
   if (!problem.packed) config.head_dim = config.head_dim_v;  // gradients past the last sequence are cleared there
   add_launch(
       plan, {.unit = "backward/delta", .entry = "backward_delta", .config = launch_config(config), .block = 32 * num_warps},
       std::max<std::int64_t>(tiles(problem.seq_q) * problem.heads_q * problem.batch,
                              problem.packed && problem.batch > 0 ? 1 : 0));  // keys in no sequence are cleared there
+  if (!all.key_mass) return;
+  abi::BackwardConfig terms = portable_backward_config(problem);
+  terms.dbias = terms.dsink = terms.features.dropout = terms.features.sink = terms.features.entropy = false;
+  terms.head_dim_v = terms.head_dim;
+  add_launch(plan,
+             {.unit = "backward/mass_terms",
+              .entry = "backward_mass_terms",
+              .config = launch_config(terms),
+              .block = 32 * num_warps,
+              .shared_bytes = portable_shared_bytes},
+             tiles(problem.seq_q) * problem.heads_q * problem.batch);
 }
 
 void add_bias_launch(const Problem& problem, Plan& plan) {
@@ -163,14 +208,15 @@ std::span<const KernelEntry> portable_kernels() {
                             .programs = true,
                             .narrow_keys = true,
                             .narrow_queries = true,
-                            .latent = true},
+                            .latent = true,
+                            .statistics = true},
                   .proven = run_on_h200,
                   .plan = plan_forward},
       KernelEntry{.name = "backward/portable",
                   .pass = Pass::backward,
                   .device = DeviceKind::cuda,
                   .requirements = requirements,
-                  .takes = {.hidden_rows = true, .block_mask = true, .programs = true},
+                  .takes = {.hidden_rows = true, .block_mask = true, .programs = true, .statistics = true},
                   .proven = run_on_h200,
                   .plan = plan_backward}};
   return rows;

@@ -17,13 +17,19 @@ std::string reject_grid(const Problem& problem);
 /// Appends a launch of `blocks` blocks, unless that is 0.
 void add_launch(Plan& plan, Launch launch, std::int64_t blocks);
 
+/// Before a forward kernel that raises the largest score of each head: they begin at -inf.
+void add_max_logit_launch(const Problem& problem, Plan& plan);
+
+/// Behind a forward kernel: key masses.
+void add_key_mass_launch(const Problem& problem, Plan& plan);
+
 /// The configuration of the kernels in backward/portable, backward/delta and backward/dbias.
 abi::BackwardConfig portable_backward_config(const Problem& problem);
 
 /// BackwardRegion::delta: one float for each row and head, in the layout of lse.
 void reserve_row_delta(const Problem& problem, Plan& plan);
 
-/// Fills it.
+/// Fills it, key masses that have gradients included.
 void add_delta_launch(const Problem& problem, Plan& plan);
 
 /// dbias, where the problem has a bias: on CUDA cores, or with mma.sync where the operands are what backward/sm80 takes.

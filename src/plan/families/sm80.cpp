@@ -26,7 +26,7 @@ MmaForwardTile wide_tile(const Problem& p, int block_q, int block_kv) {
 
 /// Whether 32 rows a warp fit in registers.
 bool has_wide_warps(const Request& r) {
-  return !r.features.touches_scores() && std::max(r.problem.head_dim, r.problem.head_dim_v) <= 128;
+  return !r.features.touches_scores() && !r.features.entropy && std::max(r.problem.head_dim, r.problem.head_dim_v) <= 128;
 }
 
 /// SMs of sm_86, sm_89 and sm_120 have 100 KB of shared memory, of which each block takes 1 KB more than it asks for, and a
@@ -77,6 +77,7 @@ std::string reject_forward_tile(const Request& r, const TileSize& asked) {
 Answer plan_forward(const Request& r) {
   const Problem& problem = r.problem;
   if (std::string reason = reject_problem(problem, r.device, 512); !reason.empty()) return Refusal{std::move(reason)};
+  if (is_wide(problem) && r.features.has_statistics()) return Refusal{"computes no statistics of heads wider than 256"};
   if (is_wide(problem) && (r.features.has_mask_data() || r.features.mask))
     return Refusal{"takes no masks of heads wider than 256: they are known for blocks of 64 keys"};
   MmaForwardTile tile = forward_tile(r);

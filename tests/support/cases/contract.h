@@ -23,6 +23,8 @@ std::vector<Case> list_cases(Dtype dtype);
 
 /// Forward over lists, with pages, left padding and latent keys.
 std::vector<Case> list_cache_cases(Dtype dtype);
+/// Some of both with all statistics, through which gradients flow.
+std::vector<Case> statistics_cases(Dtype dtype);
 
 /// The part of the contract that only forward has: K and V in pages, left padding.
 std::vector<Case> cache_cases(Dtype dtype);

@@ -22,6 +22,14 @@ double worst_error(const std::vector<double>& got, const std::vector<double>& wa
   return worst;
 }
 
+double largest_of(const std::vector<double>& values) {
+  double largest = 0;
+  for (const double x : values) {
+    if (std::isfinite(x)) largest = std::max(largest, std::fabs(x));
+  }
+  return largest;
+}
+
 Dtype coarser(Dtype a, Dtype b) { return epsilon(a) > epsilon(b) ? a : b; }
 
 /// Memory that nobody has cleaned.
@@ -143,6 +151,11 @@ std::vector<std::string> differences(const Case& c, Pass pass, const Outcome& ou
   if (!is_backward(pass)) {
     add("out", &Results::out, c.problem.dtype, plain);
     add("lse", &Results::lse, c.narrow_products ? Dtype::float16 : Dtype::float32, plain);
+    add("max_logit", &Results::max_logit, Dtype::float32, plain);
+    // Probabilities made from lse are right to |lse| 2^-24 each.
+    const double of_lse = 0x1p-23 * largest_of(want.lse) * largest_of(want.key_mass);
+    add("key_mass", &Results::key_mass, Dtype::float32, plain, of_lse);
+    add("entropy", &Results::entropy, Dtype::float32, plain);
     return lines;
   }
   add("dq", &Results::dq, c.problem.dtype, plain);
@@ -160,8 +173,10 @@ std::vector<std::string> differences(const Case& c, Pass pass, const Outcome& ou
 
 std::string first_changed(const Results& a, const Results& b) {
   const std::pair<const char*, std::vector<double> Results::*> parts[] = {
-      {"out", &Results::out}, {"lse", &Results::lse},     {"dq", &Results::dq},       {"dk", &Results::dk},
-      {"dv", &Results::dv},   {"dbias", &Results::dbias}, {"dsink", &Results::dsink}, {"dprogram", &Results::dprogram}};
+      {"out", &Results::out},           {"lse", &Results::lse},         {"dq", &Results::dq},
+      {"dk", &Results::dk},             {"dv", &Results::dv},           {"dbias", &Results::dbias},
+      {"dsink", &Results::dsink},       {"dprogram", &Results::dprogram}, {"max_logit", &Results::max_logit},
+      {"key_mass", &Results::key_mass}, {"entropy", &Results::entropy}};
   for (const auto& [name, part] : parts) {
     const std::vector<double>&x = a.*part, &y = b.*part;
     if (x.size() != y.size()) return name;

@@ -61,6 +61,12 @@ std::int64_t score_elements(const Case& c, const ScoreTensor& t) {
   return (t.batch_stride ? p.batch : 1) * (t.head_stride ? p.heads_q : 1) * (t.q_stride ? longest_q(p) : 1) * longest_kv(p);
 }
 
+std::int64_t mass_index(const Case& c, const Shape& shape, std::int64_t b, std::int64_t h, std::int64_t j) {
+  if (packs_keys(c.problem)) return h * shape.rows_kv + shape.sequences[b].first_kv + j;
+  return (b * shape.heads_q + h) * shape.seq_kv + j;
+}
+std::int64_t mass_elements(const Case&, const Shape& shape) { return shape.heads_q * shape.rows_kv; }
+
 std::int64_t lse_index(const Case& c, const Shape& shape, std::int64_t b, std::int64_t h, std::int64_t i) {
   return c.problem.packed ? h * shape.rows_q + shape.sequences[b].first_q + i : (b * shape.heads_q + h) * shape.seq_q + i;
 }
@@ -232,6 +238,8 @@ Inputs draw_inputs(const Case& c) {
   in.v = draw(shape.rows_kv * shape.heads_kv * shape.dim_v, p.dtype);
   in.dout = draw(shape.rows_q * shape.heads_q * shape.dim_v, p.dtype);
   if (c.dlse) in.dlse = draw(shape.rows_q * shape.heads_q, Dtype::float32);
+  if (p.return_entropy) in.dentropy = draw(shape.rows_q * shape.heads_q, Dtype::float32);
+  if (p.return_key_mass) in.dkey_mass = draw(mass_elements(c, shape), Dtype::float32);
   if (p.bias.present) in.bias = draw(score_elements(c, p.bias), p.bias.dtype);
   for (std::int64_t x = 0; c.lowest_bias && x < static_cast<std::int64_t>(in.bias.size()); ++x) {
     const std::int64_t i = x / shape.seq_kv % shape.seq_q, j = x % shape.seq_kv;

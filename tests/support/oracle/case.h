@@ -95,6 +95,7 @@ struct Shape {
 /// bias and mask [batch|1, heads_q|1, seq_q|1, seq_kv].
 struct Inputs {
   std::vector<double> q, k, v, dout, dlse, bias, alibi_slopes, sink;
+  std::vector<double> dentropy, dkey_mass;  // of statistics: in the layouts of lse and of key_mass
   std::vector<std::uint8_t> mask;
   // 8-bit keys and values: k and v are what codes and scales are worth; scales of rows are [rows_kv, heads_kv].
   std::vector<double> k_codes, v_codes, k_scale, v_scale;
@@ -137,6 +138,10 @@ void draw_masks(const Case& c, const Shape& shape, std::uint64_t seed, Inputs& i
 
 /// Strides of hidden rows and of a block mask without gaps, for the axes that they have (stride not 0).
 void make_masks_dense(Problem& p);
+
+/// Index into key_mass: [batch, heads_q, seq_kv] or packed [heads_q, rows_kv].
+std::int64_t mass_index(const Case& c, const Shape& shape, std::int64_t b, std::int64_t h, std::int64_t j);
+std::int64_t mass_elements(const Case& c, const Shape& shape);
 
 /// Index into lse.
 std::int64_t lse_index(const Case& c, const Shape& shape, std::int64_t b, std::int64_t h, std::int64_t i);

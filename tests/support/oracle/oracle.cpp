@@ -32,6 +32,9 @@ class Oracle {
     scale_ = p_.scale ? *p_.scale : 1 / std::sqrt(static_cast<double>(shape_.dim));
     r_.out.assign(shape_.rows_q * shape_.heads_q * shape_.dim_v, 0);
     r_.lse.assign(shape_.rows_q * shape_.heads_q, -INFINITY);
+    if (p_.return_max_logit) r_.max_logit.assign(shape_.batch * shape_.heads_q, -INFINITY);
+    if (p_.return_key_mass) r_.key_mass.assign(mass_elements(c, shape_), 0);
+    if (p_.return_entropy) r_.entropy.assign(shape_.rows_q * shape_.heads_q, 0);
     if (!backward_) return;
     r_.dq.assign(in.q.size(), 0);
     r_.dk.assign(in.k.size(), 0);
@@ -181,6 +184,7 @@ class Oracle {
     for (double x : score) sum += std::exp(x - largest);
     const double lse = largest + std::log(sum);
     r_.lse[lse_index(c_, shape_, b, h, i)] = lse;
+    statistics(b, h, i, keys, score, largest, sum);
 
     double* out = &r_.out[((s.first_q + i) * shape_.heads_q + h) * shape_.dim_v];
     if (std::isnan(lse)) std::fill_n(out, shape_.dim_v, NAN);  // whatever dropout takes away
@@ -205,6 +209,30 @@ class Oracle {
     gradients(b, h, i, keys, p, kept, tanh_score, program, exact_out.data(), exact_lse, q, key, value);
   }
 
+  /// The sums of docs/numerics.md, with each probability by itself.
+  void statistics(std::int64_t b, std::int64_t h, std::int64_t i, const std::vector<std::int64_t>& keys,
+                  const std::vector<double>& score, double largest, double sum) {
+    const double lse = largest + std::log(sum);
+    for (std::size_t n = 0; n < keys.size(); ++n) {
+      if (score[n] == -INFINITY) continue;
+      if (p_.return_max_logit) {
+        double& most = r_.max_logit[b * shape_.heads_q + h];
+        if (std::isnan(score[n]) || score[n] > most) most = score[n];
+      }
+      const double p = std::exp(score[n] - largest) / sum;
+      if (p_.return_key_mass && !(lse < check::lowest_lse)) r_.key_mass[mass_index(c_, shape_, b, h, keys[n])] += p;
+      if (p_.return_entropy && p != 0) r_.entropy[lse_index(c_, shape_, b, h, i)] -= p * (score[n] - largest - std::log(sum));
+    }
+  }
+
+  /// The gradient of a probability by way of the statistics.
+  double of_statistics(std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t j, double p) const {
+    double dp = 0;
+    if (p_.return_key_mass) dp += in_.dkey_mass[mass_index(c_, shape_, b, h, j)];
+    if (p_.return_entropy && p != 0) dp -= in_.dentropy[lse_index(c_, shape_, b, h, i)] * (std::log(p) + 1);
+    return dp;
+  }
+
   template <class Key, class Value>
   void gradients(std::int64_t b, std::int64_t h, std::int64_t i, const std::vector<std::int64_t>& keys,
                  const std::vector<double>& p, const std::vector<double>& kept, const std::vector<double>& tanh_score,
@@ -223,6 +251,11 @@ class Oracle {
       const double of_out = rounding_ ? epsilon(*rounding_) / epsilon(Dtype::float32) * dout[x] * out[x] : 0;
       out_squares += of_out * of_out;
     }
+    const bool has_statistics = p_.return_key_mass || p_.return_entropy;
+    double delta_of_statistics = 0;
+    for (std::size_t n = 0; has_statistics && n < keys.size(); ++n) {
+      if (p[n] != 0) delta_of_statistics += p[n] * of_statistics(b, h, i, keys[n], p[n]);
+    }
     multiply(dout, values_, products_);
     for (std::size_t n = 0; n < keys.size(); ++n) {
       const std::int64_t j = keys[n];
@@ -230,6 +263,7 @@ class Oracle {
       const double dp = kept[n] != 0 ? products_.sum[j] * kept[n] : 0, squares = products_.squares[j];
       const double exact_dp = kept[n] != 0 ? products_.exact[j] * kept[n] : 0;
       double ds = dp - delta + dlse;
+      if (has_statistics && p[n] != 0) ds += of_statistics(b, h, i, j, p[n]) - delta_of_statistics;
       const double dp_squares = kept[n] != 0 ? squares * kept[n] * kept[n] : 0;
       const double error = spread(dp_squares + delta_squares);
       // What a sum over many rows may be off by: each row's out has been rounded by itself.
@@ -258,7 +292,7 @@ class Oracle {
       add(dq, ds, &in_.k[key(j)], shape_.dim);
       add(&r_.dk[key(j)], ds, q, shape_.dim);
     }
-    if (c_.dsink) r_.dsink[h] += std::exp(in_.sink[h] - lse) * (dlse - delta);
+    if (c_.dsink) r_.dsink[h] += std::exp(in_.sink[h] - lse) * (dlse - delta - delta_of_statistics);
   }
 
   const Case& c_;

@@ -10,6 +10,7 @@ namespace flash_attention::testing {
 /// Results in the logical order of Inputs: out and dq over [rows_q, heads_q, dim], dk and dv over [rows_kv, heads_kv, dim].
 struct Results {
   std::vector<double> out, lse, dq, dk, dv, dbias, dsink;
+  std::vector<double> max_logit, key_mass, entropy;  // statistics that the problem has
   std::vector<double> dprogram;  // of the first tensor that the program reads
   double dbias_spread = 0;       // with rounding: the size of the errors that one sum of dbias has together
   double dprogram_spread = 0;    // the same of dprogram

@@ -196,6 +196,14 @@ Tensors::Tensors(const Case& c, const Inputs& in, Memory& memory) : shape_(c), m
   buffers_.alibi_slopes = floats(in.alibi_slopes);
   buffers_.sink = floats(in.sink);
   buffers_.dlse = floats(in.dlse);
+  const auto statistic = [&](const char* name, bool present, std::int64_t count) {
+    return present ? static_cast<float*>(place(flat(name, count, true), nullptr, nullptr)) : nullptr;
+  };
+  buffers_.max_logit = statistic("max_logit", p.return_max_logit, shape_.batch * shape_.heads_q);
+  buffers_.key_mass = statistic("key_mass", p.return_key_mass, mass_elements(c, shape_));
+  buffers_.entropy = statistic("entropy", p.return_entropy, shape_.rows_q * shape_.heads_q);
+  buffers_.dentropy = floats(in.dentropy);
+  buffers_.dkey_mass = floats(in.dkey_mass);
   if (p.mask.present) buffers_.mask = place_mask(p.mask, in.mask);
   buffers_.hidden_rows = place_plain(in.hidden_rows);
   buffers_.block_mask = place_plain(in.block_mask);
@@ -275,9 +283,9 @@ const std::uint8_t* Tensors::place_mask(const ScoreTensor& mask, const std::vect
 
 void Tensors::set_forward(const Results& results) {
   for (Tensor& t : tensors_) {
-    const bool is_out = std::strcmp(t.name, "out") == 0;
-    if (!is_out && std::strcmp(t.name, "lse") != 0) continue;
-    const std::vector<double>& from = is_out ? results.out : results.lse;
+    const bool is_out = std::strcmp(t.name, "out") == 0, is_entropy = std::strcmp(t.name, "entropy") == 0;
+    if (!is_out && !is_entropy && std::strcmp(t.name, "lse") != 0) continue;
+    const std::vector<double>& from = is_out ? results.out : is_entropy ? results.entropy : results.lse;
     if (t.elements == 0) continue;
     std::vector<std::byte> bytes = filled(t.dtype, t.elements);
     each_element(t.sizes, t.strides,
@@ -303,6 +311,9 @@ Results Tensors::read(bool backward) {
   Results r;
   r.out = values("out");
   r.lse = values("lse");
+  r.max_logit = values("max_logit");
+  r.key_mass = values("key_mass");
+  r.entropy = values("entropy");
   if (!backward) return r;
   r.dq = values("dq");
   r.dk = values("dk");

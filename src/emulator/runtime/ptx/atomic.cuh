@@ -28,6 +28,20 @@ inline void reduce_max(unsigned* address, unsigned value) {
   }
 }
 
+inline void reduce_max(int* address, int value) {
+  emulator::table->access_global(emulator::Access::reduce_global, address, 4);
+  int old = __atomic_load_n(address, __ATOMIC_RELAXED);
+  while (old < value && !__atomic_compare_exchange_n(address, &old, value, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
+  }
+}
+
+inline void reduce_min(unsigned* address, unsigned value) {
+  emulator::table->access_global(emulator::Access::reduce_global, address, 4);
+  unsigned old = __atomic_load_n(address, __ATOMIC_RELAXED);
+  while (old > value && !__atomic_compare_exchange_n(address, &old, value, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
+  }
+}
+
 inline void reduce_add(long long* address, long long value) {
   emulator::table->access_global(emulator::Access::reduce_global, address, 8);
   __atomic_fetch_add(address, value, __ATOMIC_RELAXED);

@@ -6,6 +6,7 @@
 #include "abi/key_bounds.h"
 #include "abi/tensor_maps.h"
 #include "plan/families/forward_sm90/tile.h"
+#include "plan/families/mma.h"
 #include "plan/families/portable.h"
 #include "plan/families/sm90.h"
 #include "plan/features.h"
@@ -226,6 +227,8 @@ std::string reject_forward(const Request& r) {
   const bool masked = r.features.has_mask_data() || r.features.mask;
   if (reason.empty() && masked && p.page_size != 0) reason = "takes no masks of keys in pages";
   if (reason.empty() && is_wide(p) && p.page_size != 0) reason = reject_wide_pages(p);
+  if (reason.empty() && is_wide(p) && r.features.has_statistics())
+    reason = "computes no statistics of heads wider than 256";
   if (reason.empty() && !(*p.scale > 0)) reason = "scale must be positive: the maximum is taken before scaling";
   if (reason.empty() && p.invariant && is_wide(p)) reason = "bits of heads wider than 256 depend on the call";
   if (reason.empty() && p.page_size % 8 != 0) {
@@ -284,6 +287,7 @@ Plan lay_out_forward(const Request& r, const Sm90Tile& tile, const std::optional
                             .split_tiles = order ? order->segment_blocks : 0,
                             .page_rows = p.page_size != 0 ? page_rows_of(p, tile.block_q, tile.block_kv) : 0,
                             .split_keys = splits};
+  config.features = forward_features(config.features);
   config.loop.mask_words = choose_mask_words(config);
   // How long the row tiles of a program or a boolean mask are is in no plan: they are taken by the counter, too, however
   // many there are, so that a program is compiled once for all sizes.
@@ -313,6 +317,7 @@ Plan lay_out_forward(const Request& r, const Sm90Tile& tile, const std::optional
   if (order && p.seq_kv > order->block_kv * order->segment_blocks)
     reserve(plan, abi::ForwardSm90Region::totals,
             blocks * tile.block_q * 2 * abi::forward_sm90_total_floats(config.head_dim_v) * 4);
+  add_max_logit_launch(p, plan);
   add_launch(plan,
              {.unit = "forward/sm90",
               .entry = "forward_sm90_kernel",
@@ -324,6 +329,7 @@ Plan lay_out_forward(const Request& r, const Sm90Tile& tile, const std::optional
               .programmatic_launch = masked && !order},
              blocks);
   if (splits) add_merge_launch(p, f.dtype, plan);
+  add_sm80_key_mass_launch(p, plan);
   return plan;
 }
 
@@ -342,8 +348,10 @@ Answer plan_forward(const Request& r) {
   std::string reason = reject_forward(r);
   if (!reason.empty()) return Refusal{std::move(reason)};
   const std::optional<FixedOrder> order = fixed_order(r);
+  if (r.problem.invariant && r.features.has_statistics()) return Refusal{"computes no statistics where bits are invariant"};
   if (r.problem.invariant && !order) return Refusal{"where bits are invariant it takes what decode/sm80 takes"};
   Sm90Tile tile = order ? ordered_tile(r, *order) : choose_tile(r);
+  if (r.features.max_logit || r.features.entropy) tile.num_splits = 1;  // parts of a row are merged without its statistics
   if (r.features.has_mask_data() && tile.block_kv < abi::mask_unit)
     return Refusal{"with these options blocks have 32 keys, and masks are known for 64"};
   if (r.tile) {
@@ -379,7 +387,8 @@ std::span<const KernelEntry> sm90_kernels() {
                             .programs = true,
                             .tile = true,
                             .stages = true,
-                            .splits = true},
+                            .splits = true,
+                            .statistics = true},
                   .proven = run_on_h200,
                   .prefill = true,
                   .counts_repairs = true,

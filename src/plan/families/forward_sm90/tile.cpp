@@ -16,7 +16,8 @@ namespace {
 
 /// Without options, lengths, masks or a left edge.
 bool is_plain(const abi::Features& f) {
-  return count_score_options(f) == 0 && !f.has_lengths() && !f.paged && !f.has_mask_data() && !f.mask && !f.window_left;
+  return count_score_options(f) == 0 && !f.has_lengths() && !f.paged && !f.has_mask_data() && !f.mask && !f.window_left &&
+         !f.entropy;  // which needs registers
 }
 
 /// Of all heads and sequences.
@@ -86,7 +87,7 @@ std::optional<Sm90Tile> choose_split_tile(const Request& r, std::int64_t dim, st
 bool splits_keys(const Request& r) {
   const abi::Features& f = r.features;
   const Problem& p = r.problem;
-  return is_plain(f) && p.seq_q > 64 && !f.sink && !(f.window_right && p.seq_kv < 2 * p.seq_q);
+  return is_plain(f) && p.seq_q > 64 && !f.sink && !f.max_logit && !(f.window_right && p.seq_kv < 2 * p.seq_q);
 }
 
 /// docs/lab/forward_sm90.md has the measurements (H200). Options of scores and rows need registers: such problems
@@ -109,7 +110,7 @@ Sm90Tile choose_sm90_tile(const Request& r) {
   if (plain) {
     if (const std::optional<Sm90Tile> split = choose_split_tile(r, dim, sms)) return *split;
   }
-  if (dim > 192) return {128, options > 1 || f.bias ? 32 : 64};
+  if (dim > 192) return {128, options > 1 || f.bias || f.entropy ? 32 : 64};
   if (dim > 128) return {128, options > 2 ? 32 : 64};
   // Biases of 16 bits come in pairs: of 128 keys they take 32 registers, which head dimensions up to 64 have to spare.
   const bool bias_alone = f.bias && size_of(p.bias.dtype) == 2 && options == 1 && !lengths && !masked;
