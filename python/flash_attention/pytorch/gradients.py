@@ -15,20 +15,28 @@ def refuse(ctx, *unused):
     )
 
 
+class Held:
+    """Options as one argument of an autograd function: torch's rules for vmap would take a named tuple apart."""
+
+    def __init__(self, options):
+        self.options = options
+
+
 class Gradients(torch.autograd.Function):
     """torch_ops.backward() where a graph of the gradients is wanted: create_graph=True, or torch.func."""
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(options, need_dbias, need_dsink, out, lse, rng_state, dout, dlse, *tensors):
-        return torch_ops.backward(Tensors(*tensors), options, out, lse, rng_state, dout, dlse, need_dbias, need_dsink)
+    def forward(held, need_dbias, need_dsink, out, lse, rng_state, dout, dlse, *tensors):
+        return torch_ops.backward(Tensors(*tensors), held.options, out, lse, rng_state, dout, dlse, need_dbias, need_dsink)
 
     @staticmethod
     def setup_context(ctx, inputs, output):
         pass
 
     backward = staticmethod(refuse)
+    jvp = staticmethod(refuse)
 
 
 class ForwardOnly(torch.autograd.Function):
@@ -93,5 +101,5 @@ def in_places(dq, dk, dv, dbias, dsink):
 def gradients(tensors, options, out, lse, rng_state, dout, dlse, need_dbias, need_dsink):
     """(dq, dk, dv, dbias or None, dsink or None), as torch_ops.backward() gives them."""
     if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # torch.compile has a refusal of its own
-        return Gradients.apply(options, need_dbias, need_dsink, out, lse, rng_state, dout, dlse, *tensors)
+        return Gradients.apply(Held(options), need_dbias, need_dsink, out, lse, rng_state, dout, dlse, *tensors)
     return torch_ops.backward(tensors, options, out, lse, rng_state, dout, dlse, need_dbias, need_dsink)

@@ -1,4 +1,4 @@
-"""torch.func: grad, vmap and their compositions. Forward-mode derivatives are refused."""
+"""torch.func: grad, jvp, vmap and their compositions, and dual tensors."""
 
 import torch
 from torch.autograd import forward_ad
@@ -6,6 +6,7 @@ from torch.autograd import forward_ad
 from flash_attention.options import NUM_OPTIONS, NUM_TENSORS, Tensors, split
 from flash_attention.pytorch import ops as torch_ops
 from flash_attention.pytorch.gradients import gradients, in_places, needed
+from flash_attention.pytorch.tangents import tangents_of
 
 _transforms_active = torch._C._are_functorch_transforms_active
 
@@ -26,17 +27,19 @@ class TransformedAttention(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(q, k, v, options, seed, offset, *extras):
-        return torch_ops.forward(Tensors(q, k, v, *extras), options, seed, offset, True)
+    def forward(q, k, v, held, seed, offset, *extras):
+        return torch_ops.forward(Tensors(q, k, v, *extras), held.options, seed, offset, True)
 
     @staticmethod
     def setup_context(ctx, inputs, output):
-        q, k, v, options, _, _, *extras = inputs
+        q, k, v, held, _, _, *extras = inputs
         rng_state = output[2]
         if rng_state is not None:
             ctx.mark_non_differentiable(rng_state)
         ctx.save_for_backward(q, k, v, *output, *extras)
-        ctx.options = options
+        ctx.save_for_forward(q, k, v, *output, *extras)
+        ctx.options = held.options
+        ctx.set_materialize_grads(False)  # a tangent of zeros would be one
 
     @staticmethod
     def backward(ctx, dout, dlse, _):
@@ -46,11 +49,9 @@ class TransformedAttention(torch.autograd.Function):
         return in_places(*found)
 
     @staticmethod
-    def jvp(ctx, *unused):
-        raise NotImplementedError(
-            "attention: forward-mode derivatives (jvp, jacfwd, hessian, dual tensors) are not computed; those of grad, vjp "
-            "and jacrev are"
-        )
+    def jvp(ctx, q_t, k_t, v_t, held, seed, offset, *extras_t):
+        q, k, v, out, lse, _, *extras = ctx.saved_tensors
+        return *tangents_of(Tensors(q, k, v, *extras), ctx.options, out, lse, Tensors(q_t, k_t, v_t, *extras_t)), None
 
 
 def _forward_over(info, in_dims, *arguments):
