@@ -104,7 +104,7 @@ __device__ __forceinline__ void attend_in_order(TileWork<W>& work, const Tile& t
   const int first = tile.first + seen.begin;
   const auto is_in_first = [&](int block) { return block / segment == first / segment; };
   const auto softmax = [&](int block, float(&rescale)[2]) {
-    softmax_edge(work.wg, math, block, work.scores, work.out.rows, rescale);
+    softmax_edge(work.wg, math, block, work.scores, work.out.rows, work.out.statistics, rescale);
     return true;
   };
   skip_blocks(work.wg, seen.begin);
