@@ -200,8 +200,8 @@ PLANTS = (
     Plant(
         "a tile with a hidden key at its beginning counts as all visible",
         KERNEL,
-        "if (kv_begin < full.begin || kv_begin + warp_keys > full.end) {",
-        "if (kv_begin + warp_keys > full.end) {",
+        'if (kv_begin < full.begin || kv_begin + warp_keys > full.end) {\n      ptx::path<"decode/sm80 edge tile">();',
+        'if (kv_begin + warp_keys > full.end) {\n      ptx::path<"decode/sm80 edge tile">();',
         COVER,
     ),
     Plant(

@@ -297,7 +297,7 @@ PLANTS = (
     ),
     Plant(
         "forward/sm90: a soft cap near 0 by exponentials",
-        "kernels/forward/sm90/softmax.cuh",
+        "kernels/tile/fixed_order.cuh",
         "if (!interior && square < 0.01f)",
         "if (!interior && square < 0)",
         "kernels_emulated_test */ForwardScores.*",

@@ -79,9 +79,9 @@ def test_nothing_is_copied_on_the_way_in(inputs, monkeypatch):
     seen = []
     original = flash_attention._core.forward
 
-    def forward(tensors, *rest):
+    def forward(tensors, *rest, **named):
         seen.extend(x.__array_interface__["data"][0] for x in tensors[:3])
-        return original(tensors, *rest)
+        return original(tensors, *rest, **named)
 
     monkeypatch.setattr("flash_attention.arrays._core", types.SimpleNamespace(forward=forward))
     flash_attention.attention(*map(Opaque, inputs))

@@ -231,7 +231,7 @@ def test_compiled_and_traced(device):
     into = torch.compile(functools.partial(call, out=place), fullgraph=True, backend="eager")
     torch.testing.assert_close(into(q, lengths).double(), exact(q, rows)[0], **CLOSE)
     torch.testing.assert_close(place.double(), exact(q, rows)[0], **CLOSE)
-    tensors = (q, k, v, *[None] * 7, lengths, None, None, None, table, None)
+    tensors = (q, k, v, *[None] * 7, lengths, *[None] * 6, table, None)
     arguments = (*tensors, *Options())
     torch.library.opcheck(torch.ops.flash_attention.forward_cache, arguments, test_utils="test_faketensor")
 
