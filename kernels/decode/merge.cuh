@@ -247,7 +247,8 @@ __device__ __forceinline__ void merge_parts(const FinishRows<config>& out, const
   // Of a wide head there are few rows, and a row takes long: two warps have half of its columns each, unless one has to see
   // the whole row.
   constexpr bool wide = DecodeLayout(config).column_warps > 1 && !config.features.latent;
-  constexpr int together = !wide && (config.block_q > 16 || config.head_dim_v > 128) ? 4 : 8;  // as registers allow
+  constexpr int together =  // as registers allow
+      wide ? 8 : (config.head_dim_v > 128 ? 2 : (config.block_q > 16 ? 4 : 8));
   constexpr bool halves = wide && !Rows::repairs_rows && !into_first;
   constexpr int half_columns = tile::round_up(tile::ceil_div(config.head_dim_v, 2), 128);
   float* factors = out.storage.factors[out.warp];

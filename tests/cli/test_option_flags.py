@@ -14,7 +14,8 @@ FLAGS = {
     "dropout_p": ["--dropout", "0.25"],
     "attention_chunk": ["--chunk", "3"],
 }
-WITHOUT_A_FLAG = {"scale"}
+# Statistics are tensors of their own, which the command has no place for.
+WITHOUT_A_FLAG = {"scale", "return_max_logit", "return_key_mass", "return_entropy"}
 OPTIONS = {name: kind for kind, name, form in ROWS if form == "same" and name not in WITHOUT_A_FLAG}
 
 

@@ -89,10 +89,6 @@ class PlannersChoice : public KernelCompiles {};
 TEST_P(PlannersChoice, spills_nothing) {
   const auto& [kernel, pass, arch] = GetParam();
   std::vector<Problem> problems{plain(128, Dtype::bfloat16, true)};
-  if (arch == 80 || with_long_tail()) {
-    problems.push_back(plain(128, Dtype::float32, true));  // nothing in it depends on arch
-    problems.back().precision = Precision::ieee;           // others: tests/kernels/tf32_compile_test.cpp
-  }
   if (with_long_tail()) {
     for (const std::int64_t head_dim : {64, 128}) problems.push_back(plain(head_dim, Dtype::bfloat16, false));
     for (const Dtype dtype : {Dtype::bfloat16, Dtype::float16}) problems.push_back(plain(64, dtype, true));
@@ -101,6 +97,16 @@ TEST_P(PlannersChoice, spills_nothing) {
   const std::vector<Plan> plans = plans_of(problems, pass, arch, "");
   EXPECT_EQ(plans.size(), problems.size());
   expect_plans_compile(plans, arch);
+}
+
+/// forward/fp32's tile of 128 x 32 spills 56 bytes at 128 columns. That of 64 x 32, which spills none, is slower: 26.0
+/// instead of 33.5 TFLOP/s (H200, 2 x 8 x 4096 x 128).
+TEST_P(PlannersChoice, spills_little_in_float32) {
+  const auto& [kernel, pass, arch] = GetParam();
+  if (arch != 80 && !with_long_tail()) GTEST_SKIP() << "nothing in it depends on arch";
+  Problem problem = plain(128, Dtype::float32, true);  // others: tests/kernels/tf32_compile_test.cpp
+  problem.precision = Precision::ieee;
+  expect_plans_compile(plans_of({problem}, pass, arch, ""), arch, 64);
 }
 
 INSTANTIATE_TEST_SUITE_P(, PlannersChoice,
