@@ -19,4 +19,4 @@ def test_it_asks_for_no_newer_system_than_manylinux_2_28():
 
 
 def test_it_fits_in_a_wheel():
-    assert LIBRARY.stat().st_size < 6_000_000  # 3 MB compressed; tools/wheels.py checks the wheel itself
+    assert LIBRARY.stat().st_size < 6_600_000  # 2.6 MB compressed; tools/wheels.py checks the wheel itself

@@ -98,7 +98,7 @@ assert abs(numpy.asarray(ours) - numpy.asarray(jax.nn.dot_product_attention(q, k
 
 def test_what_is_in_a_wheel(wheels):
     for wheel in wheels.glob("exact_attention-*.whl"):
-        assert wheel.stat().st_size <= 3_000_000
+        assert wheel.stat().st_size <= 3_500_000
         assert re.search(r"manylinux_2_(1\d|2[0-8])_x86_64", wheel.name), wheel.name
         files = zipfile.ZipFile(wheel)
         names = files.namelist()
