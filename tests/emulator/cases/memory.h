@@ -20,6 +20,13 @@ inline std::vector<unsigned> largest_words() {
   return largest;
 }
 
+inline std::vector<unsigned> least_words() {
+  std::vector<unsigned> least(2, 0xffffffffu);
+  for (unsigned thread = 0; thread < 64; ++thread)
+    least[thread % 2] = std::min(least[thread % 2], (thread + 1) * 0x9E3779B9u >> 8);
+  return least;
+}
+
 inline WrapperCases memory_cases() {
   WrapperCases cases;
   // Every width moves global -> shared -> global, each thread one element, the order reversed in shared memory.
@@ -88,6 +95,13 @@ inline WrapperCases memory_cases() {
                    .body = "  ptx::reduce_max((unsigned*)output + thread % 2, thread * 0x9E3779B9u >> 8);",
                    .shape = {.grid = {4, 1, 1}, .block = 64},
                    .expected = bytes_of(largest_words())});
+  cases.push_back({.name = "reduce_min",  // of words that begin as 0
+                   .headers = {"atomic"},
+                   .body = "  unsigned* to = (unsigned*)output + thread % 2;\n"
+                           "  if (thread < 2) ptx::reduce_max(to, 0xffffffffu);\n  __syncthreads();\n"
+                           "  ptx::reduce_min(to, (thread + 1) * 0x9E3779B9u >> 8);",
+                   .shape = {.block = 64},
+                   .expected = bytes_of(least_words())});
   std::vector<unsigned> tickets(512);
   for (unsigned i = 0; i < 512; ++i) tickets[i] = 1;
   tickets.push_back(512);
