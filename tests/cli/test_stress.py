@@ -85,7 +85,7 @@ def test_a_process_that_dies_is_a_difference(command):
 def test_a_process_that_gives_up_is_a_difference(command):
     process = started(command, "--minutes", 5, "--jobs", 2, "--json")
     for child in wait_for_work(process, 2):
-        resource.prlimit(child, resource.RLIMIT_AS, (0, 0))  # no memory: an error, and no signal
+        resource.prlimit(child, resource.RLIMIT_DATA, (0, 0))  # no memory, but for the stack: an error, and no signal
     report = json.loads(process.communicate(timeout=60)[0])
     assert process.returncode == 1 and report["problems"] > 0
     assert [re.sub(r"\d+", "N", d["lines"][0]) for d in report["differences"]] == [

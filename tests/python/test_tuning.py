@@ -85,6 +85,7 @@ for wrong in ([], [{{"pass": "sideways", "problem": problem}}], [{{"pass": "forw
 def test_control_c_keeps_what_was_measured(run):
     program = f"""
 import os, signal, flash_attention
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may start its jobs without
 problems = [{{"pass": "forward", "problem": dict({PROBLEM!r}, seq_q=q)}} for q in (70, 71, 72)]
 def progress(done, of, what, seconds):
     if done == 1:
