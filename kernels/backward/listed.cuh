@@ -95,20 +95,13 @@ __device__ __forceinline__ void backward_listed_dq(const AttentionArgs& args) {
   constexpr Features features = config.features;
   auto& storage = ptx::shared_storage<typename Kernel::SharedStorage>();
 
-  const tile::ListShape shape(args);
-  const int chunks = tile::ceil_div(args.list_block_q * shape.stacked, tile::block_rows);
-  const int list_rows = tile::ceil_div(args.seq_q, args.list_block_q);
-  const int chunk = blockIdx.x % chunks, unit = blockIdx.x / chunks;
-  const int list_row = unit / shape.heads % list_rows, list_head = unit % shape.heads;
-  const tile::Sequence sequence = tile::make_sequence<features>(args, unit / shape.heads / list_rows);
-  const int first = chunk * tile::block_rows, q_begin = list_row * args.list_block_q;
-  const int queries = tile::min(args.list_block_q, sequence.rows_q - q_begin);
-  const tile::ListRows rows{q_begin, list_head * shape.stacked, shape.stacked, first,
-                            tile::min(tile::block_rows, queries * shape.stacked - first)};
+  const tile::ListTask task = tile::list_task<features>(args);
+  const tile::Sequence& sequence = task.sequence;
+  const tile::ListRows& rows = task.rows;
   if (rows.count <= 0) return;
 
   const int kv_head_idx = rows.first_head / args.group;
-  const tile::KeyListView list(args, sequence, features.packed, list_row, list_head * shape.own_heads);
+  const tile::KeyListView list(args, sequence, features.packed, task.list_row, task.list_head);
   const auto Q = tile::stacked_rows<const Element, features>(args.Q, sequence, rows);
   const auto dO = tile::stacked_rows<const Element, features>(args.dO, sequence, rows);
   const auto K = tile::key_rows<const Element, features>(args.K, sequence, kv_head_idx);

@@ -65,6 +65,29 @@ struct ListRows {
   __device__ __forceinline__ int head(int r) const { return first_head + (first + r) % stacked; }
 };
 
+/// What a thread block that owns rows works on: up to block_rows of those that share a list. If a sequence has none there,
+/// rows.count is 0 or less.
+struct ListTask {
+  Sequence sequence;
+  int list_row, list_head;  // of the list
+  ListRows rows;
+};
+
+template <Features features>
+__device__ __forceinline__ ListTask list_task(const AttentionArgs& args) {
+  const ListShape shape(args);
+  const int chunks = ceil_div(args.list_block_q * shape.stacked, block_rows);
+  const int list_rows = ceil_div(args.seq_q, args.list_block_q);
+  const int chunk = blockIdx.x % chunks, unit = blockIdx.x / chunks;
+  const int list_row = unit / shape.heads % list_rows, head = unit % shape.heads;
+  const Sequence sequence = make_sequence<features>(args, unit / shape.heads / list_rows);
+  const int first = chunk * block_rows, q_begin = list_row * args.list_block_q;
+  const int queries = min(args.list_block_q, sequence.rows_q - q_begin);
+  const ListRows rows{q_begin, head * shape.stacked, shape.stacked, first,
+                      min(block_rows, queries * shape.stacked - first)};
+  return {sequence, list_row, head * shape.own_heads, rows};
+}
+
 /// Those rows of a tensor over the query heads.
 template <typename Element>
 struct StackedRows {
