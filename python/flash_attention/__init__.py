@@ -16,8 +16,8 @@ sinks, dropout, programs of scores. Besides it:
     explain                      which kernel a call gets; compile, kernels, devices, doctor, version, dropout_mask
     tune                         measures choices on this device; export_tuned, import_tuned
 
-Modules: masks, parallel (many GPUs), jax, and functions with the names of other libraries: flash_attn, flash_attn_3,
-flash_attn_4, flash_mla, flashinfer, xformers.
+Modules: masks, sparse (selecting keys), parallel (many GPUs), jax, and functions with the names of other libraries:
+flash_attn, flash_attn_3, flash_attn_4, flash_mla, flashinfer, xformers.
 
 Importing the package loads neither torch nor NumPy; the parts that need one load it on first use.
 """
@@ -68,6 +68,7 @@ _SUBMODULES = (
     "jax",
     "masks",
     "parallel",
+    "sparse",
     "xformers",
 )
 
@@ -108,6 +109,7 @@ __all__ = [
     "rotate",
     "scaled_dot_product_attention",
     "shared_prefix_attention",
+    "sparse",
     "tune",
     "unregister",
     "unregister_flash_attn",

@@ -3,6 +3,7 @@
 from flash_attention import jax as jax
 from flash_attention import masks as masks
 from flash_attention import parallel as parallel
+from flash_attention import sparse as sparse
 from flash_attention.compat import flash_attn as flash_attn
 from flash_attention.compat import flash_attn_3 as flash_attn_3
 from flash_attention.compat import flash_attn_4 as flash_attn_4

@@ -15,6 +15,7 @@ from flash_attention import (
     flashinfer,
     masks,
     parallel,
+    sparse,
     xformers,
 )
 from flash_attention.arguments.keywords import refuse_keywords
@@ -75,6 +76,7 @@ def public_functions():
         flashinfer,
         masks,
         parallel,
+        sparse,
         xformers,
     ):
         for name in getattr(module, "__all__", ()) or [name for name in vars(module) if not name.startswith("_")]:
