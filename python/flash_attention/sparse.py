@@ -66,7 +66,7 @@ def select_keys(
     keys_at_a_time = min(_KEYS_AT_A_TIME, max(k.shape[1], 1))
     with torch.no_grad():
         for b in range(batch):
-            # Lengths stay on the device. Without them keys behind the diagonal are not looked at; with them they are hidden.
+            # Lengths stay on the device. Without them keys behind the diagonal are skipped; with them they are hidden.
             used = k.shape[1] if seqused_kv is None else seqused_kv[b].clamp(0, k.shape[1])
             for rows in _chunks(seq_q, heads * keys_at_a_time * 4, q.device):
                 last = k.shape[1] if seqused_kv is not None or not causal else max(0, rows.stop + k.shape[1] - seq_q)
