@@ -296,9 +296,9 @@ def _target(key_indices, q, k, lse, scale, causal):
     seen = _is_key(key_indices[:, :, 0], q, k, causal)
     with torch.no_grad():
         for b, rows, entries, _ in _rows_of_lists(key_indices, k, heads):
-            grouped = q[b, rows].unflatten(1, (heads_kv, -1)).float()
-            keys = k[b].float()[entries]  # [queries, entries, heads_kv, head_dim]
-            scores = torch.einsum("qgrd,qtgd->qgrt", grouped, keys).flatten(1, 2) * scale
+            grouped = q[b, rows].unflatten(1, (heads_kv, -1)).flatten(0, 1)  # [queries * heads_kv, group, head_dim]
+            keys = k[b][entries].permute(0, 2, 3, 1).flatten(0, 1)
+            scores = _products(grouped, keys).view(-1, heads, entries.shape[1]) * scale
             scores = scores.masked_fill_(~seen[b, rows, None], -torch.inf)
             most = scores.amax(-1, keepdim=True) if lse is None else lse[b, :, rows].T[..., None].float()
             weight = torch.exp(scores - torch.where(torch.isfinite(most), most, 0))
@@ -337,14 +337,19 @@ def _chunks(rows, bytes_of_row, device) -> Iterator[slice]:
 
 def _dots(q, k):
     """[queries, heads, keys] in float32, of [queries, heads, dim] and [keys, dim]."""
-    if q.is_cuda and q.dtype == k.dtype and q.dtype != torch.float32:  # tensor cores take 16 bits and sum in float32
-        return torch.mm(q.flatten(0, 1), k.T, out_dtype=torch.float32).unflatten(0, q.shape[:2])
-    return torch.mm(q.float().flatten(0, 1), k.float().T).unflatten(0, q.shape[:2])
+    return _products(q.flatten(0, 1)[None], k.T[None])[0].unflatten(0, q.shape[:2])
 
 
 def _listed_dots(q, k, entries):
     """[queries, heads, entries] in float32: the products with the keys of each query's own list."""
-    return torch.bmm(q.float(), k.float()[entries].transpose(1, 2))
+    return _products(q, k[entries].transpose(1, 2))
+
+
+def _products(a, b):
+    """Batched products in float32. Tensor cores take 16 bits as they are, and sum in float32."""
+    if a.is_cuda and a.dtype == b.dtype and a.dtype in (torch.float16, torch.bfloat16):
+        return torch.bmm(a, b, out_dtype=torch.float32)
+    return torch.bmm(a.float(), b.float())
 
 
 def _hidden(rows, keys, used, seq_q, causal, device):
