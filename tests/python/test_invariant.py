@@ -1,5 +1,10 @@
 """invariant=True: the same bits of a row from every entry, in every company."""
 
+import os
+import subprocess
+import sys
+
+import invariant_mixes
 import pytest
 import torch
 from flash_attention import attention, attention_packed, flash_attn, flashinfer
@@ -74,3 +79,33 @@ def test_a_kernel_cannot_be_named_besides():
     q = torch.randn(1, 8, 2, 16)
     with pytest.raises(ValueError, match="kernel: got 'cpu/decode'; with invariant=True allowed is None"):
         attention(q, q, q, kernel="cpu/decode", invariant=True)
+
+
+@pytest.mark.parametrize("number", [n if n < 8 else pytest.param(n, marks=pytest.mark.long_tail) for n in range(48)])
+def test_random_mixes(number, device):
+    """A sequence alone, in chunks, one query at a time, in batches, in pages and packed, and its gradients."""
+    names = list(invariant_mixes.CONFIGURATIONS)
+    found = invariant_mixes.compare(number, names[number * 3 % len(names)], device)
+    assert {way for way, _ in found} >= {"packed", "batch"} and all(ok for _, ok in found), found
+
+
+def test_the_number_of_threads_moves_no_bit():
+    """Two processes, and calls with so few blocks of rows that without the flag keys or queries are split among threads."""
+    script = (
+        "import hashlib, torch; from flash_attention import attention\n"
+        "torch.manual_seed(0); found = hashlib.sha256()\n"
+        "for dtype in (torch.float32, torch.bfloat16):\n"
+        "  for batch, queries, keys, heads in ((2, 130, 700, 6), (1, 1, 900, 1), (1, 333, 333, 1)):\n"
+        "    make = lambda *shape: torch.randn(*shape).to(dtype).requires_grad_()\n"
+        "    q, k, v = make(batch, queries, heads, 64), make(batch, keys, heads, 64), make(batch, keys, heads, 64)\n"
+        "    out, lse = attention(q, k, v, causal=True, invariant=True, return_lse=True)\n"
+        "    for part in (out, lse, *torch.autograd.grad((out * out).sum() + lse.sum(), (q, k, v))):\n"
+        "      found.update(part.detach().float().numpy().tobytes())\n"
+        "print(found.hexdigest())"
+    )
+    bits = []
+    for threads in ("2", "16"):
+        environment = {**os.environ, "FLASH_ATTENTION_THREADS": threads, "FLASH_ATTENTION_THREAD_SOURCE": "own"}
+        done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
+        bits.append(done.stdout)
+    assert bits[0] == bits[1] and len(bits[0].strip()) == 64

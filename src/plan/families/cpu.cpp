@@ -248,7 +248,8 @@ std::int64_t even_splits(const Problem& problem, const DeviceInfo& device) {
 
 /// Splits of the keys, each with its own sums of dQ: where all rows of a key head go over the keys together.
 void split_keys_backward(const Problem& problem, const DeviceInfo& device, Plan& plan) {
-  plan.num_splits = static_cast<int>(std::min(max_key_splits(problem), even_splits(problem, device)));
+  if (!problem.invariant)
+    plan.num_splits = static_cast<int>(std::min(max_key_splits(problem), even_splits(problem, device)));
   if (plan.num_splits > 1)
     reserve(plan, CpuRegion::split_dQ, plan.num_splits * total_rows(problem) * cpu_padded(problem.head_dim) * 4);
 }
@@ -261,12 +262,17 @@ Plan lay_out_any_backward(const Request& r, int block_q, std::int64_t max_blocks
   Plan plan = plan_of_tiles(block_q, cpu_block_kv, device);
   if (r.features.sink) reserve(plan, CpuRegion::sink_terms, total_rows(problem) * 4);
   const std::int64_t blocks = ceil_div(group(problem) * problem.seq_q, plan.block_q);
+  if (problem.invariant) max_blocks = 1;
   if (blocks <= max_blocks) {
     plan.block_q *= static_cast<int>(std::max<std::int64_t>(blocks, 1));
     split_keys_backward(problem, device, plan);
     return plan;
   }
-  plan.num_splits = static_cast<int>(std::clamp<std::int64_t>(ceil_div(blocks, 2), 1, even_splits(problem, device)));
+  // A block belongs to the split of its number, so with as many splits in every call dK and dV are the same sums. A split
+  // without blocks, as all but the first of one block, adds zeros.
+  plan.num_splits = problem.invariant ? cpu_invariant_splits
+                                      : static_cast<int>(std::clamp<std::int64_t>(ceil_div(blocks, 2), 1,
+                                                                                  even_splits(problem, device)));
   const std::int64_t columns = cpu_sums_stride(problem.head_dim, problem.head_dim_v);
   reserve(plan, CpuRegion::key_gradients, plan.num_splits * key_places(problem, cpu_key_unit) * cpu_key_unit * columns * 4);
   return plan;
@@ -336,10 +342,14 @@ Answer plan_forward(const Request& r) {
   return offer_unless(reject_splits(r), [&] { return lay_out_forward(r); });
 }
 
+constexpr const char* depends_on_the_call = "the order of its sums depends on the call, and bits are invariant";
+
 Answer plan_backward_bfloat16(const Request& r) {
+  if (r.problem.invariant) return Refusal{depends_on_the_call};
   return offer_unless(reject_backward_bfloat16(r), [&] { return lay_out_backward_bfloat16(r); });
 }
 Answer plan_backward_decode(const Request& r) {
+  if (r.problem.invariant) return Refusal{depends_on_the_call};
   return offer_unless(reject_backward_decode(r.problem), [&] { return lay_out_backward_decode(r); });
 }
 Answer plan_backward(const Request& r) { return Offer{lay_out_backward(r)}; }

@@ -9,6 +9,7 @@ constexpr int cpu_decode_rows = 24;  // the most query rows of a key head that c
 constexpr int cpu_backward_decode_rows = 8;
 constexpr int cpu_max_head_dim = 576;    // max_head_dim of flash_attention/problem.h
 constexpr int cpu_blocks_together = 4;   // the most blocks of queries that go over the keys together
+constexpr int cpu_invariant_splits = 4;  // backward with invariant bits: of a key head's blocks of queries
 constexpr int cpu_blocks_of_a_head = 2;  // backward: where a key head has no more, they do, and its keys are split
 
 constexpr int cpu_decode_stack = 128;  // rows of all key heads that cpu/decode keeps at once
