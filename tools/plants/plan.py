@@ -24,9 +24,9 @@ PLANTS = (
     ),
     Plant(
         "tf32 takes every float32",
-        "src/plan/families/tf32.cpp",
-        '  if (problem.precision == Precision::ieee) return "precision = ieee";\n',
-        "",
+        "src/plan/families/float32.cpp",
+        'problem.precision == Precision::ieee ? "precision = ieee" : ""',
+        '""',
         "plan_test PlanPrecision.*",
     ),
     Plant(

@@ -27,8 +27,7 @@ Answer plan_blocked(const Request& r) {
 }
 
 Answer plan_vectors(const Request& r) {
-  return offer_unless(reject(r),
-                      [&] { return Plan{.block_q = cpu_block_q(r.device.isa), .block_kv = cpu_block_kv}; });
+  return offer_unless(reject(r), [&] { return Plan{.block_q = cpu_block_q(r.device.isa), .block_kv = cpu_block_kv}; });
 }
 
 constexpr KernelEntry step(std::string_view name, Answer (*plan)(const Request&)) {

@@ -4,7 +4,6 @@
 #include "abi/backward_sm90.h"
 #include "abi/tensor_maps.h"
 #include "plan/families/backward_sm90/structure.h"
-#include "plan/families/backward_sm90/tasks.h"
 #include "plan/families/portable.h"
 #include "plan/families/sm90.h"
 #include "plan/features.h"

@@ -1,3 +1,5 @@
+// The launches of a rung that has more than one, and of every backward rung.
+
 #include <algorithm>
 #include <utility>
 
@@ -70,6 +72,36 @@ void add_split_launches(const Rung& rung, const Problem& problem, Plan& plan) {
   reserve(plan, abi::LadderSplitRegion::lse, splits * rows * std::int64_t{sizeof(float)});
   add_launch(plan, forward_launch(rung, problem, "attention"), blocks * splits);
   add_launch(plan, forward_launch(rung, problem, "merge"), ceil_div(rows, rung.num_warps));
+}
+
+namespace {
+
+Launch backward_launch(const Rung& rung, const Problem& problem, std::string entry, int shared_bytes) {
+  const abi::BackwardConfig config{.features = features_of(problem),
+                                   .head_dim = static_cast<int>(problem.head_dim),
+                                   .head_dim_v = static_cast<int>(problem.head_dim_v),
+                                   .block_q = rung.block_q,
+                                   .block_kv = rung.block_kv,
+                                   .num_warps = rung.num_warps,
+                                   .num_stages = rung.num_stages,
+                                   .dq_mode = abi::DqMode::separate_kernel};
+  return {.unit = unit_of(rung),
+          .entry = std::move(entry),
+          .config = launch_config(config),
+          .block = 32 * rung.num_warps,
+          .shared_bytes = shared_bytes,
+          .min_blocks_per_sm = rung.min_blocks_per_sm};
+}
+
+}  // namespace
+
+void add_backward_launches(const Rung& rung, const Problem& problem, Plan& plan) {
+  const int shared_bytes = rung.shared_bytes ? rung.shared_bytes(rung, static_cast<int>(problem.head_dim)) : 0;
+  const std::int64_t heads_q = problem.batch * problem.heads_q, heads_kv = problem.batch * problem.heads_kv;
+  reserve_row_delta(problem, plan);
+  add_launch(plan, backward_launch(rung, problem, "delta", 0), heads_q * ceil_div(problem.seq_q, rung.num_warps));
+  add_launch(plan, backward_launch(rung, problem, "dq", shared_bytes), heads_q * ceil_div(problem.seq_q, rung.block_q));
+  add_launch(plan, backward_launch(rung, problem, "dkv", shared_bytes), heads_kv * ceil_div(problem.seq_kv, rung.block_kv));
 }
 
 }  // namespace flash_attention::plan
