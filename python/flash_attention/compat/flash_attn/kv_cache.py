@@ -127,14 +127,9 @@ def flash_attn_with_kvcache(
     if (k_descale is None) != (v_descale is None):
         given = "k_descale" if v_descale is None else "v_descale"
         raise ValueError(f"{given}: is given alone; k_descale and v_descale go together")
-    starts = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k_new": cu_seqlens_k_new, "max_seqlen_q": max_seqlen_q}
     rotary = (rotary_cos, rotary_sin, rotary_interleaved, rotary_seqlens)
-
-    def checked():
-        return CacheCall(
-            q, (k_cache, v_cache), (k, v), rotary, cache_seqlens, cache_batch_idx, cache_leftpad, table, **starts
-        )
-
+    starts = (cu_seqlens_q, cu_seqlens_k_new, max_seqlen_q)
+    call = (q, (k_cache, v_cache), (k, v), rotary, cache_seqlens, cache_batch_idx, cache_leftpad, table, *starts)
     unusual = (rotary_cos, rotary_sin, cache_batch_idx, cache_leftpad, cu_seqlens_q, cu_seqlens_k_new)
     plain = _is_plain(q, (k_cache, v_cache), (k, v), cache_seqlens, table) and all(value is None for value in unusual)
 
@@ -142,10 +137,10 @@ def flash_attn_with_kvcache(
         try:
             found = _plain_step(q, k_cache, v_cache, k, v, cache_seqlens, table, options)
         except (TypeError, ValueError, RuntimeError):
-            checked()  # which refuses most of it in the words of the caller
+            CacheCall(*call)  # which refuses most of it in the words of the caller
             raise
     else:
-        found = attend(checked(), **options)
+        found = attend(CacheCall(*call), **options)
     return refusing_gradients("flash_attn_with_kvcache", found, q, k_cache, v_cache, k, v, qv)
 
 
