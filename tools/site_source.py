@@ -4,6 +4,7 @@ The tree of the repository is kept, so that links between pages hold as they are
 """
 
 import argparse
+import json
 import os
 import re
 import shutil
@@ -12,9 +13,11 @@ import sys
 from pathlib import Path
 
 import api_reference
+import notebook
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "build" / "site" / "source"
+NOTEBOOKS = ("examples/emulator.ipynb",)  # pages of the site
 TOP = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md")
 LINK = re.compile(r"(\]\()([^)\s#:]+)((?:#[^)\s]*)?\))")
 FENCE = re.compile(r"^(```.*?^```|    .*?$)", re.DOTALL | re.MULTILINE)
@@ -50,7 +53,7 @@ def bring(page: Path, source: Path) -> None:
             shutil.copy(original, target)
         return match[0]
 
-    page.write_text(LINK.sub(follow, text))
+    page.write_text(LINK.sub(follow, text.replace(".ipynb)", ".md)")))
 
 
 def assemble(source: Path) -> None:
@@ -61,6 +64,10 @@ def assemble(source: Path) -> None:
     for name in ("kernels", "lab"):
         write_index(source / "docs" / name)
     api_reference.write_pages(source / "api")
+    for name in NOTEBOOKS:
+        page = (source / name).with_suffix(".md")
+        page.parent.mkdir(exist_ok=True)
+        page.write_text(notebook.markdown(json.loads((ROOT / name).read_text())))
     for page in sorted(source.rglob("*.md")):
         bring(page, source)
 
