@@ -4,12 +4,21 @@ import dataclasses
 import re
 from pathlib import Path
 
-from . import markdown, page, png, svg
+from . import markdown, page, panels, png, svg
 from .charts import Chart
 from .contents import sections
 from .results import ResultError, Results, load
 
-__all__ = ["ResultError", "Results", "load", "write_charts", "write_html", "write_images", "write_markdown"]
+__all__ = [
+    "ResultError",
+    "Results",
+    "load",
+    "write_charts",
+    "write_headline",
+    "write_html",
+    "write_images",
+    "write_markdown",
+]
 
 
 def write_html(files, path):
@@ -32,6 +41,15 @@ def write_images(files, directory):
     machine = ", ".join(dict.fromkeys(f.head["machine"]["device"] for f in files))
     charts = [c for _, charts in sections(files) for c in charts if isinstance(c, Chart)]
     return write_charts([dataclasses.replace(c, title=f"{machine}: {c.title}") for c in charts], directory)
+
+
+def write_headline(files, path):
+    """The picture of README.md: ours beside what most people use, the machine in its title."""
+    rows = [row for file in files if file.kind == "speed" and not file.head.get("listed") for row in file.measured()]
+    (chart,) = panels.headline(rows)
+    machine = ", ".join(dict.fromkeys(file.head["machine"]["device"] for file in files))
+    chart = dataclasses.replace(chart, name=Path(path).stem, title=f"{machine}: {chart.title}")
+    return write_charts([chart], Path(path).parent)
 
 
 def write_charts(charts, directory):

@@ -24,6 +24,7 @@ class Cell:
     other_ms: float = 0.0
     more: str = ""  # of ours: TFLOP/s or GB/s
     paired: float | None = None  # the ratio, where each run of ours has one of the other beside it
+    commit: str = ""  # of ours
 
     @property
     def ratio(self):
@@ -37,7 +38,12 @@ class Cell:
 def cells(files):
     """All of them, in the order of the files; where a file comes twice, the last one counts."""
     files = {f.name or id(f): f for f in files}.values()
-    return [found for results in files if results.kind in MAKERS for found in MAKERS[results.kind](results, files)]
+    found = []
+    for results in files:
+        for each in MAKERS[results.kind](results, files) if results.kind in MAKERS else []:
+            each.commit = results.head["commit"][:7]
+            found.append(each)
+    return found
 
 
 def stage_of(results):
@@ -149,8 +155,8 @@ def summary(found):
         mean = statistics.geometric_mean(each.ratio for each in rated)
         under = sum(each.ratio < 1 for each in rated)
         where = f"{least.title()}, {least.which}"
-        rows.append([stage, str(len(rated)), f"{mean:.3f}", f"{least.ratio:.3f}", where, str(under)])
-    header = ["stage", "cells", "geometric mean", "least", "of", "under 1.0"]
+        rows.append([stage, str(len(rated)), f"{mean:.3f}", f"{least.ratio:.3f}", where, str(under), least.commit])
+    header = ["stage", "cells", "geometric mean", "least", "of", "under 1.0", "commit"]
     return Table("stages", "Ours over the best other, by stage", header, rows)
 
 
@@ -170,10 +176,10 @@ def stage_tables(found):
 def under_one(found):
     """The cells in which another is faster, the worst first."""
     slow = sorted((each for each in found if each.other and each.ratio < 1), key=lambda each: each.ratio)
-    rows = [
-        [each.stage, each.title(), each.which, cell(each.ms), cell(each.other_ms), each.other, f"{each.ratio:.3f}"]
-        for each in slow
-    ]
-    header = ["stage", "problem", "pass", "ours, ms", "best other, ms", "which", "times as fast"]
+    rows = []
+    for each in slow:
+        times = [cell(each.ms), cell(each.other_ms), each.other, f"{each.ratio:.3f}"]
+        rows.append([each.stage, each.title(), each.which, *times, each.commit])
+    header = ["stage", "problem", "pass", "ours, ms", "best other, ms", "which", "times as fast", "commit"]
     note = "" if rows else "There is none."
     return Table("cells under one", "Cells under 1.0", header, rows, note)

@@ -22,6 +22,11 @@ class Chart:
     unsure: set = field(default_factory=set)  # (series, index) whose samples spread too much
     ceilings: dict = field(default_factory=dict)  # "points": {"tflops", "copy_gbs"}
     note: str = ""
+    commit_of: dict = field(default_factory=dict)  # (series, index): what was measured
+
+    @property
+    def commits(self):
+        return tuple(dict.fromkeys(self.commit_of.values()))
 
     def table(self):
         """(header, rows) of text."""
@@ -42,6 +47,7 @@ class Table:
     header: list[str]
     rows: list[list[str]]
     note: str = ""
+    commits: tuple = ()
 
     def table(self):
         return self.header, self.rows

@@ -9,7 +9,8 @@ def sections(files):
     rows = {kind: [] for kind in ("speed", "memory", "capacity", "accuracy", "models", "times")}
     for results in files:
         if not results.head.get("listed"):
-            rows[results.kind] += results.measured()
+            commit = results.head["commit"][:7]
+            rows[results.kind] += [{**row, "commit": commit} for row in results.measured()]
     every = cells.cells(files)
     by_stage = [cells.summary(every), cells.under_one(every)] if any(each.other for each in every) else []
     found = [

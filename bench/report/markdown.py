@@ -40,7 +40,13 @@ def charts_as_tables(charts):
     def unit(chart):
         return f" ({chart.y_label})" if hasattr(chart, "y_label") else ""
 
-    return [f"### {chart.title}{unit(chart)}\n\n{table(*chart.table())}" for chart in charts]
+    return [f"### {chart.title}{unit(chart)}\n\n{table(*chart.table())}{of_commits(chart.commits)}" for chart in charts]
+
+
+def of_commits(commits):
+    """Below a table: what was measured."""
+    commits = list(dict.fromkeys(commits))
+    return f"\n\nCommit{'s' * (len(commits) > 1)} {', '.join(commits)}." if commits else ""
 
 
 def sources(files):
@@ -82,7 +88,8 @@ def listed(files, every):
             ratio = f" ({each.ratio:.2f} x {each.other})" if each.other else ""
             rows.setdefault(each.title(), {})[each.which] = (each.more or f"{cell(each.ms)} ms") + ratio
         lines = [[title, *(found.get(which, "-") for which in passes)] for title, found in rows.items()]
-        parts.append(f"### {stage}\n\n{table([stage, *passes], lines)}")
+        commits = of_commits(each.commit for each in group)
+        parts.append(f"### {stage}\n\n{table([stage, *passes], lines)}{commits}")
     return parts
 
 
@@ -94,17 +101,30 @@ def summaries(charts):
             which, shape = chart.title.split(", ", 1)
             others = [name for name in chart.series if name != "triton" and not name.startswith(OURS)]
             others = [name for name in others if "packed" not in shape or name in TAKE_PACKED]
-            cells = [against(chart, others, i) for i in range(len(chart.x))]
-            groups.setdefault((which, tuple(chart.x)), []).append([shape, *cells])
-    return [
-        f"### {which}, L {', '.join(map(str, lengths))}\n\n{table(['sequence length', *lengths], rows)}"
-        for (which, lengths), rows in groups.items()
-    ]
+            cells, commits = zip(*(against(chart, others, i) for i in range(len(chart.x))), strict=True)
+            groups.setdefault((which, tuple(chart.x)), []).append(([shape, *cells], set().union(*commits)))
+    parts = []
+    for (which, lengths), found in groups.items():
+        rows, commits = zip(*found, strict=True)
+        below = of_commits(sorted(set().union(*commits)))
+        parts.append(f"### {which}, {span(lengths)}\n\n{table(['sequence length', *lengths], rows)}{below}")
+    return parts
+
+
+def span(lengths):
+    """In a heading: "lengths 512 to 16384"."""
+    if any(isinstance(length, str) for length in lengths):
+        return "packed sequences"
+    words = {1: "length {}", 2: "lengths {} and {}"}.get(len(lengths), "lengths {} to {}")
+    return words.format(*dict.fromkeys((lengths[0], lengths[-1])))
 
 
 def against(chart, others, index):
-    mine, best = chart.series[OURS][index], max((chart.series[n][index] or 0.0 for n in others), default=0.0)
-    return chart.text(OURS, index) + (f" ({mine / best:.2f} x)" if mine and best else "")
+    """(in words, the commits that they speak of)"""
+    values = {name: chart.series[name][index] for name in (OURS, *others) if chart.series[name][index]}
+    mine, best = values.pop(OURS, None), max(values, key=values.get, default=None)
+    commits = {chart.commit_of.get((name, index)) for name in (OURS, best)} - {None}
+    return chart.text(OURS, index) + (f" ({mine / values[best]:.2f} x)" if mine and best else ""), commits
 
 
 def summary(files, charts):

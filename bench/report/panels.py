@@ -54,6 +54,11 @@ def by_length(rows, value):
     return lengths, series
 
 
+def commits_of(rows, lengths):
+    """Of the rows that `by_length` shows, by series and index: of several for one place the last one."""
+    return {(row["baseline"], lengths.index(length_of(row["case"]))): row["commit"] for row in rows if "commit" in row}
+
+
 def speed_charts(rows):
     """One panel of bars per pass and shape."""
     charts = []
@@ -63,8 +68,16 @@ def speed_charts(rows):
         unsure = {(r["baseline"], lengths.index(length_of(r["case"]))) for r in group if r.get("noisy")}
         name = f"speed {which} {shape}"
         title = f"{which.capitalize()}, {shape}"
-        charts.append(Chart(name, title, "bars", "sequence length", "TFLOP/s", lengths, series, unsure=unsure))
+        axes, commits = ("sequence length", "TFLOP/s"), commits_of(group, lengths)
+        charts.append(Chart(name, title, "bars", *axes, lengths, series, unsure=unsure, commit_of=commits))
     return charts
+
+
+def headline(rows):
+    """What most people use and know, in the shape of most models: the first picture of README.md."""
+    names = (OURS, "sdpa_cudnn", "sdpa_flash", "sdpa_efficient")
+    rows = [row for row in rows if row["baseline"] in names and row["pass"] == "forward"]
+    return speed_charts([row for row in rows if shape_of(row["case"]) == "head_dim 128, 16 heads, causal, bfloat16"])
 
 
 def ladder_charts(rows):
@@ -160,7 +173,8 @@ def memory_charts(rows):
         what = "Forward and backward" if which == "both" else "Forward"
         charts.append(
             Chart(f"memory {which} {shape}", f"Peak memory: {what.lower()}, {shape}", "lines", "sequence length", "GB",
-                  lengths, series, log_x=True, log_y=True, note="Inputs, outputs and gradients are included.")
+                  lengths, series, log_x=True, log_y=True, note="Inputs, outputs and gradients are included.",
+                  commit_of=commits_of(group, lengths))
         )  # fmt: skip
     return charts
 
@@ -180,7 +194,8 @@ def capacity_tables(rows):
             rows_.append([row["baseline"], f"{row['largest']}{more}", gain])
         title = f"{what} in {budget:g} GB: forward and backward, {fixed}, {shape_of(case)}"
         heads = ["", what.lower(), "against standard attention"]
-        tables.append(Table(f"capacity {axis} {shape_of(case)}", title, heads, rows_))
+        commits = tuple(dict.fromkeys(row["commit"] for row in group if row.get("commit")))
+        tables.append(Table(f"capacity {axis} {shape_of(case)}", title, heads, rows_, commits=commits))
     return tables
 
 

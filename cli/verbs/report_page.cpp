@@ -53,6 +53,7 @@ const Verb report_verb{"report",
                        64,
                        {{"output", "FILE", "the page"},
                         {"images", "FOLDER", "also every chart as SVG and PNG"},
+                        {"headline", "FILE", "also the picture of README.md, as SVG and PNG"},
                         {"readme", "FILE", "replace the tables between its markers"},
                         {"force", "", "overwrite"}},
                        report};

@@ -76,7 +76,7 @@ def test_an_option_is_set_beside_the_plain_problem(head):
 def test_a_stage_is_summed_up(files):
     rows = {row[0]: row[1:] for row in cells.summary(cells.cells(files)).rows}
     least = SOFTCAP.label() + ", backward"
-    assert rows["options"] == ["3", f"{(2.5 * 0.75 * 2.0) ** (1 / 3):.3f}", "0.750", least, "1"]
+    assert rows["options"] == ["3", f"{(2.5 * 0.75 * 2.0) ** (1 / 3):.3f}", "0.750", least, "1", "0123456"]
     assert set(rows) == {"options", "small", "seq_sweep", "decode"}
 
 

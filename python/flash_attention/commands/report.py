@@ -14,6 +14,7 @@ def add_arguments(parser):
     parser.add_argument("results", nargs="+", type=Path, help="JSON files written by bench/")
     parser.add_argument("--output", type=Path, default=Path("report.html"), help="the page (default report.html)")
     parser.add_argument("--images", type=Path, metavar="DIR", help="also every chart as SVG and, with matplotlib, PNG")
+    parser.add_argument("--headline", type=Path, metavar="FILE", help="also the picture of README.md, as SVG and PNG")
     parser.add_argument(
         "--readme",
         type=Path,
@@ -47,6 +48,8 @@ def run(arguments):
             report.write_markdown(files, document)
         if arguments.images:
             report.write_images(files, arguments.images)
+        if arguments.headline:
+            report.write_headline(files, arguments.headline)
         report.write_html(files, arguments.output)
     except (OSError, ValueError) as error:
         print(f"report: {error}", file=sys.stderr)
