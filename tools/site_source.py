@@ -61,6 +61,8 @@ def assemble(source: Path) -> None:
     shutil.copytree(ROOT / "docs", source / "docs")
     for name in TOP:
         shutil.copy(ROOT / name, source / name)
+    start = source / TOP[0]  # alone in its tab: nothing to navigate to
+    start.write_text("---\nhide: [navigation]\n---\n\n" + start.read_text())
     for name in ("kernels", "lab"):
         write_index(source / "docs" / name)
     api_reference.write_pages(source / "api")

@@ -86,7 +86,7 @@ def test_the_search_finds_a_function(page, address):
     page.goto(f"{address}/index.html", wait_until="load")
     page.click("label.md-search__icon, input.md-search__input")
     page.fill("input.md-search__input", "attention_over_cache")
-    page.wait_for_selector(".md-search-result__link", timeout=20000)
+    page.wait_for_selector(".md-search-result__link", timeout=120000)
     links = page.eval_on_selector_all(".md-search-result__link", "found => found.map(link => link.href)")
     assert any("python" in link for link in links), links
 
