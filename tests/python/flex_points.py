@@ -122,6 +122,7 @@ CASES = {
         _one("clamp min > max", lambda x: torch.clamp(x, 1.5, -1.0)),
         _two("clamp of bounds", lambda x, y: torch.clamp(x, y, -y)),
         _one("clamp int", lambda x: torch.clamp(x, -2, 3), points=INTS),
+        _one("clamp int by floats", lambda x: torch.clamp(x, -1.5, 2.5), points=INTS),
         _one("clamp max alone", lambda x: torch.clamp(x, max=0.5)),
     ],
     "clamp_min": [_one("clamp_min", lambda x: torch.clamp_min(x, 0.5)), _two("clamp_min of a bound", torch.clamp_min)],

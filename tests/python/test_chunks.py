@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from flash_attention import attention, attention_packed, flash_attn_3
+from flash_attention import attention, attention_over_cache, attention_packed, flash_attn_3
 
 
 def visible(seq_q, seq_kv, chunk, causal, device="cpu"):
@@ -66,6 +66,21 @@ def test_over_a_cache(device, pages):
             mask = visible(seq_q, length, 32, True, device)
             want = dense(q[b : b + 1], k[b : b + 1, :length], v[b : b + 1, :length], mask)
             torch.testing.assert_close(out[b : b + 1].double(), want, atol=2e-5, rtol=0)
+
+
+@pytest.mark.parametrize("chunk", [4, 12, 50])
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+def test_chunks_begin_behind_left_padding(causal, chunk, device):
+    """A query before the first key is in a chunk without keys, also where one chunk could hold all keys."""
+    torch.manual_seed(5)
+    q, k, v = (torch.randn(2, 12, heads, 16, device=device) for heads in (4, 2, 2))
+    padding = torch.tensor([7, 0], dtype=torch.int32, device=device)
+    out = attention_over_cache(q, k, v, left_padding=padding, causal=causal, attention_chunk=chunk)
+    i, j = torch.arange(12, device=device)[:, None], torch.arange(12, device=device)
+    for b, pad in enumerate(padding.tolist()):
+        mask = ((i - pad).div(chunk, rounding_mode="floor") == (j - pad) // chunk) & (j >= pad)
+        want = dense(q[b : b + 1], k[b : b + 1], v[b : b + 1], mask & (j <= i) if causal else mask)
+        torch.testing.assert_close(out[b : b + 1].double(), want, atol=2e-5, rtol=0)
 
 
 def test_other_ways_in():

@@ -45,7 +45,12 @@ TEST(ProgramOptions, ASoftCapIsTheOption) {
       {"x = div score inf\ny = tanh x\nz = mul y inf\nscore = z"},
       {"x = div score 20.0\nw = add x 1.0\ny = tanh w\nz = mul y 20.0\nscore = z"},
       {"s0 = scalar float\nx = div score s0\ny = tanh x\nz = mul y s0\nscore = z"},  // known when it is called
+      {"x = div score 20.0\ny = tanh x\nw = neg y\nk = abs w\nz = mul y k\nscore = z"},
+      {"s0 = scalar float\nx = mul score s0\ny = tanh x\nz = mul y 20.0\nscore = z"},
+      {"x = mul score 0.1\ny = tanh x\nz = mul y 20.0\nscore = z"},
+      {"k = float i\nx = mul k 0.05\ny = tanh x\nz = mul y 20.0\nscore = z"},
       {"x = neg score\nscore = x"},
+      {"score = score"},
       {"v = ge i j\nvisible = v"},
   };
   for (const OptionCase& c : cases) expect(c.text, c);
@@ -71,10 +76,12 @@ TEST(ProgramOptions, ASlopeForEachHeadIsAlibi) {
   expect(with_slopes("f = float d\ny = mul x f\nz = add score y\nscore = z"), none);
   expect(with_slopes("a = abs d\nf = float a\ny = mul x f\nz = sub y score\nscore = z"), none);
   expect(with_slopes("a = abs d\nf = float a\ny = mul x f\nw = mul y 0.5\nz = sub score w\nscore = z"), none);
+  expect(with_slopes("a = abs d\nf = float a\ny = mul x f\nw = mul 0.5 y\nz = sub score w\nscore = z"), none);
   expect(with_slopes("a = abs d\nf = float a\ny = mul f f\nw = mul x y\nz = sub score w\nscore = z"), none);
   expect(with_slopes("a = abs d\nf = float a\ny = mul x x\nw = mul f y\nz = sub score w\nscore = z"), none);
   expect(with_slopes("e = add i j\na = abs e\nf = float a\ny = mul x f\nz = sub score y\nscore = z"), none);
   expect(with_slopes("z = sub score x\nscore = z"), none);
+  expect(with_slopes("a = abs d\nf = float a\nz = sub score f\nscore = z"), none);
   expect(with_slopes("w = mul score 2.0\na = abs d\nf = float a\ny = mul x f\nz = sub w y\nscore = z"), none);
 }
 
@@ -86,7 +93,8 @@ TEST(ProgramOptions, SlopesAreFloatsOfHeads) {
   EXPECT_EQ(second->slopes, 1);
   for (const char* const others : {"t0 = tensor float16 1\nx = load t0 h\n", "t0 = tensor float32 1\nx = load t0 i\n",
                                    "t0 = tensor float32 2\nx = load t0 h b\n", "t0 = tensor float32 2\nx = load t0 h h\n",
-                                   "t0 = tensor float32 1\nk = add h 1\nx = load t0 k\n"})
+                                   "t0 = tensor float32 1\nk = add h 1\nx = load t0 k\n",
+                                   "t0 = tensor float32 0\nx = load t0\n", "t0 = tensor float32 3\nx = load t0 b h h\n"})
     EXPECT_FALSE(take_options(others + rest)) << others;
 }
 

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "program/program.h"
 #include "support/cases/programs.h"
 
 namespace flash_attention::program {
@@ -21,6 +22,7 @@ const WindowCase window_cases[] = {
     {"d = sub i j\nn = neg d\nv = lt n 4\nvisible = v", -1, 3},
     {"d = sub i j\np = ge d 0\nq = lt d 9\nv = and p q\nvisible = v", 8, 0},
     {"d = sub i j\np = ge d 0\nq = lt d 9\nr = le d 5\nx = and p q\nv = and x r\nvisible = v", 5, 0},
+    {"d = sub i j\np = ge d 0\nq = lt d 5\nr = le d 8\nx = and p q\nv = and r x\nvisible = v", 4, 0},
     {"p = ge i j\nm = mod j 3\nq = ne m 0\nv = and p q\nvisible = v", -1, 0},
     {"p = ge i j\nm = mod j 3\nq = ne m 0\nn = mod i 2\nr = eq n 0\nx = and q p\nv = and x r\nvisible = v", -1, 0},
     {"d = sub i j\ne = abs d\nv = le e 5\nvisible = v", 5, 5},
@@ -34,6 +36,8 @@ const WindowCase window_cases[] = {
     {"p = ge i j\nv = not p\nvisible = v", -1, -1},
     {"s = add i j\nv = le s 20\nvisible = v", -1, -1},
     {"t = add i i\nv = ge t j\nvisible = v", -1, -1},
+    {"t = add j j\nv = ge i t\nvisible = v", -1, -1},
+    {"d = sub i j\nf = float d\ne = abs f\nv = le e 5.0\nvisible = v", -1, -1},  // a distance in floats stays a program
     {"v = ge i 4\nvisible = v", -1, -1},
     {"x = neg score\nv = ge i j\nscore = x\nvisible = v", -1, 0},
     {"v = ge i j\nw = and v v\nu = and w w\nvisible = u", -1, 0},
@@ -66,6 +70,28 @@ TEST(ProgramWindow, TermsOfTheDiagonalBecomeAWindow) {
 TEST(ProgramWindow, WhatIsCapturedStays) {
   EXPECT_FALSE(take_window("t0 = tensor float32 1\nx = load t0 j\nv = ge i j\nvisible = v").has_value());
   EXPECT_TRUE(take_window("t0 = tensor float32 1\nx = load t0 j\ny = add x score\nv = ge i j\nscore = y\nvisible = v"));
+  const auto taken = take_window("t0 = tensor bool 0\nx = load t0\nv = ge i j\nw = and v x\nvisible = w");
+  ASSERT_TRUE(taken.has_value());
+  EXPECT_EQ(taken->right, 0);
+  EXPECT_EQ(taken->rest, "t0 = tensor bool 0\nx = load t0\nv = ge i j\nw = and v x\nvisible = x");
+  EXPECT_FALSE(take_window("s0 = scalar int\nx = add s0 j\nv = ge i j\nvisible = v").has_value());
+}
+
+TEST(ProgramWindow, AScoreAloneHasNone) { EXPECT_FALSE(take_window("x = neg score\nscore = x").has_value()); }
+
+// What is left would need more values than a program may have: it stays as it is.
+TEST(ProgramWindow, AProgramOfAsManyValuesAsAreAllowedStays) {
+  const auto text_of = [](int num_values) {
+    std::string text = "v = ge i j\nm = mod j 3\nn0 = eq m 0\n";
+    for (int n = 0; n < num_values; ++n) text += "n" + std::to_string(n + 1) + " = not n" + std::to_string(n) + "\n";
+    const std::string last = "n" + std::to_string(num_values);
+    return text + "w = and v " + last + "\nvisible = w";
+  };
+  const auto size_of = [&](int num_values) { return parsed(text_of(num_values))->nodes.size(); };
+  const int most = max_values - static_cast<int>(size_of(0));
+  ASSERT_EQ(size_of(most), static_cast<std::size_t>(max_values));
+  EXPECT_FALSE(take_window(text_of(most)).has_value());
+  EXPECT_TRUE(take_window(text_of(most - 1)).has_value());
 }
 
 // A conjunction of a conjunction, many times over, is not visited once for each path.

@@ -82,6 +82,7 @@ SCORES = {
     "a distance": (lambda s, b, h, i, j: s - (left[i] - right[j] + 0.1).norm(), [left, right]),
     "slices": (lambda s, b, h, i, j: s + table[h, :, j].sum() * 0.1 + table[h, 1:3, j][0], [table]),
     "more slices": (lambda s, b, h, i, j: s + table[h, ...][2, j] + table[:, 3, :][h, j], [table]),
+    "axes in the middle": (lambda s, b, h, i, j: s + table[h, ..., j].sum() * 0.1 + table[..., j][0, 2], [table]),
     "extremes": (
         lambda s, b, h, i, j: torch.stack([s, s * 2, s - 1]).amax() + torch.cat([s.view(1), left[i]]).amin(),
         [left],

@@ -157,6 +157,16 @@ def test_a_soft_cap_behind_other_options():
         )  # fmt: skip
 
 
+@pytest.mark.parametrize("outer, inner", [(20.0, 20.0), (20.0, 2.0), (-20.0, 20.0)])
+def test_a_soft_cap_of_captured_numbers(outer, inner):
+    """It is the option where both numbers are the same."""
+
+    def bent(s, b, h, i, j):
+        return outer * torch.tanh(s / inner)
+
+    compare(40, 40, lambda q, k, v: attention(q, k, v, score_mod=bent), lambda q, k, v: dense(q, k, v, bent))
+
+
 def test_slopes_with_gradients_stay_a_program():
     learned = slopes.clone().requires_grad_()
     q, k, v = inputs(20, 20)

@@ -276,6 +276,21 @@ def test_a_sink_window_that_hides_nothing(window):
     assert torch.equal(masks.sink_window(2, window, 10).visible()[0, 0], torch.ones(10, 10, dtype=torch.bool).tril())
 
 
+@pytest.mark.parametrize("window", [(7, 3), (7, -1), (-1, 3)])
+def test_a_window_of_the_mask_itself(window):
+    mask = masks.from_bool(torch.ones(61, 61, dtype=torch.bool), window=window)
+    i, j = torch.arange(61)[:, None], torch.arange(61)[None]
+    left, right = (61 if side < 0 else side for side in window)
+    seen = ((j >= i - left) & (j <= i + right))[None, None]
+    assert torch.equal(mask.visible(), seen)
+    for given in ({}, {"window": window}):
+        check(
+            lambda q, k, v, given=given: attention(q, k, v, hidden_rows=mask, return_lse=True, **given),
+            inputs(61, 61),
+            seen,
+        )
+
+
 def test_builders_take_nothing():
     assert masks.tree([], []).hidden_rows.shape == (1, 1, 0, 1)
     assert masks.tree([]).visible().shape == (1, 1, 0, 0)
@@ -376,7 +391,9 @@ class TestFlashMask:
         want = attention(q, k, v, mask=blocks[0, 0].bool().repeat_interleave(128, 0).repeat_interleave(128, 1)[:200, :200])
         torch.testing.assert_close(call(q, k, v, block_mask=blocks), want)
 
-    @pytest.mark.parametrize("causal, window", [(False, None), (True, None), (True, (30, 9)), (True, 30), (False, (30, 9))])
+    @pytest.mark.parametrize(
+        "causal, window", [(False, None), (True, None), (True, (30, 9)), (True, 30), (False, (30, 9)), (False, 30)]
+    )
     def test_blocks_of_each_key_head(self, causal, window):
         """Query heads 0 and 1 have the blocks of key head 0, heads 2 and 3 those of key head 1; the oracle is dense."""
         q = torch.randn(2, 200, 4, 16)

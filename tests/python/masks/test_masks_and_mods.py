@@ -8,6 +8,10 @@ import reference
 import torch
 from comparison import assert_close, exact_and_plain, gradients
 from flash_attention import and_masks, attention, create_block_mask, or_masks
+from flash_attention.arguments.options import make_options
+from flash_attention.flex import attention as flex
+from flash_attention.flex.program import record
+from flash_attention.options import Tensors
 
 SEQ = 67  # a prime: no tile is full
 
@@ -153,6 +157,19 @@ def test_nan_behind_a_mask_stays_there(device):
     actual = gradients(lambda *x: attention(*x, mask=mask, return_lse=True), (q, wild_k, wild_v), dout)
     for was, now in zip(expected, actual, strict=True):
         assert torch.equal(was, now)
+
+
+def test_several_masks_of_one_program(device):
+    """All of them hide."""
+    q, k, v = (tensor.transpose(1, 2) for tensor in tensors(device, torch.float32))
+    parts = [lambda b, h, i, j: i >= j, lambda b, h, i, j: j % 3 != 1, lambda b, h, i, j: (i - j < 20) | (j == 0)]
+    program = record(None, parts[0], parts[1:])
+    given = Tensors(q, k.contiguous(), v)
+    out, _ = flex._attend(program, given, make_options(alignment="top_left", layout="bhsd"), 0, 0, True, None)
+    i, j = indices(SEQ)
+    seen = (i >= j) & (j % 3 != 1) & ((i - j < 20) | (j == 0))
+    want, _ = reference.attention(*(x.transpose(1, 2).double() for x in (q, k, v)), mask=seen[None, None].to(device))
+    torch.testing.assert_close(out.transpose(1, 2).double(), want, atol=1e-5, rtol=1e-4)
 
 
 def test_masks_of_none():

@@ -254,6 +254,9 @@ def test_entries_behind_the_last_page_may_be_anything(device):
     for garbage in (-1, 6, 2**31 - 1):
         table[1, 2] = garbage
         assert torch.equal(flash_attn.flash_attn_with_kvcache(q, cache, cache, block_table=table, **call), expected)
+    call["cache_seqlens"] = torch.tensor([40, 32], dtype=torch.int32, device=device)  # whole pages
+    out = flash_attn.flash_attn_with_kvcache(q, cache, cache, block_table=table, cache_leftpad=0 * lengths, **call)
+    assert torch.equal(flash_attn.flash_attn_with_kvcache(q, cache, cache, block_table=table, **call), out)
 
 
 @pytest.mark.gpu

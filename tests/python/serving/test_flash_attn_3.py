@@ -243,6 +243,10 @@ def test_queries_of_the_values(device):
     flat = [tensor.detach().flatten(0, 1) for tensor in (q, k, v, qv)]
     packed = flash_attn_3.flash_attn_varlen_func(*flat[:3], *starts, 9, 11, causal=True, qv=flat[3])
     torch.testing.assert_close(packed.view_as(out), out, atol=1e-5, rtol=1e-4)
+    lengths = torch.tensor([11, 11], dtype=torch.int32, device=device)
+    cache = [tensor.detach() for tensor in (q, k, v, qv)]
+    over_cache = flash_attn_3.flash_attn_with_kvcache(*cache[:3], qv=cache[3], cache_seqlens=lengths, causal=True)
+    torch.testing.assert_close(over_cache.double(), want.detach(), atol=1e-5, rtol=1e-4)
     with pytest.raises(ValueError, match="qv: got shape"):
         flash_attn_3.flash_attn_func(q, k, v, qv=q)
 

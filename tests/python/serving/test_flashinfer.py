@@ -280,6 +280,10 @@ def test_what_is_given_to_run_stands_in_place_of_the_plan(device):
     v_scale = torch.full((), 0.25, device=device)
     scaled = decode.run(q[:2], cache, q_scale=0.5, k_scale=3.0, v_scale=v_scale, return_lse=True)
     check(scaled, (q[:2] * 0.5).split(1), [(k * 3.0, v * 0.25) for k, v in rows])
+    place = torch.empty_like(q[:2])
+    for scale in (v_scale, 0.25):
+        found = decode.run(q[:2], cache, q_scale=0.5, k_scale=3.0, v_scale=scale, return_lse=True, out=place.zero_())
+        check((place, found[1]), (q[:2] * 0.5).split(1), [(k * 3.0, v * 0.25) for k, v in rows])
     prefill = flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace(device))
     starts = torch.tensor([0, 4, 6], dtype=torch.int32, device=device)
     sinks = torch.randn(4, device=device)

@@ -47,6 +47,9 @@ std::vector<Case> cache_cases(Dtype dtype) {
   add("left_padding_paged", [](Case& c, Problem& p) {
     p.seq_q = 2, put_in_pages(c, 16, {131, 33}), p.left_padding = true, c.left_padding = {65, 33}, p.alibi = true;
   });
+  add("left_padding_one_chunk", [](Case& c, Problem& p) {  // a query before the first key is in a chunk without keys
+    p.seq_q = p.seq_kv = 49, p.left_padding = true, c.left_padding = {40, 5}, p.attention_chunk = 64;
+  });
   return cases;
 }
 
