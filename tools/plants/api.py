@@ -223,4 +223,11 @@ PLANTS = (
         "high(seed)",
         "api_test Dropout*",
     ),
+    Plant(
+        "a chunk of all keys beside left padding is none",
+        "src/api/checks/window.cpp",
+        "!p.left_padding && (p.alignment",
+        "(p.alignment",
+        "cpu_test *left_padding_one_chunk*",
+    ),
 )
