@@ -157,6 +157,11 @@ typedef struct flash_attention_append_problem {
   int64_t rotary_dim, rotary_positions, rotary_stride;
   int32_t rotary_interleaved, rotary_offsets, rotary_one_query, scales;
   flash_attention_strides k_scale_strides, v_scale_strides;
+  int32_t q_norm, k_norm, norm_plus_one, norm_dtype;
+  float norm_eps;
+  int32_t rotary_sections[4], sections_interleaved, in_rows;
+  int64_t angle_sections;
+  flash_attention_strides dq_out_strides, dk_out_strides, dq_strides, dk_strides;
 } flash_attention_append_problem;
 
 typedef struct flash_attention_append_buffers {
@@ -168,7 +173,17 @@ typedef struct flash_attention_append_buffers {
   const void *cos, *sin;
   const int32_t *lengths, *rotary_offsets, *cu_seqlens_new, *cu_seqlens_q, *sequences, *positions, *page_table;
   float *k_scale, *v_scale;
+  const void *q_norm_weight, *k_norm_weight;
+  const int32_t* angle_positions;
 } flash_attention_append_buffers;
+
+typedef struct flash_attention_append_gradients {
+  size_t size; /* set by flash_attention_append_gradients_init */
+  const void *dq_out, *dk_out;
+  void *dq, *dk;
+  float *dq_norm_weight, *dk_norm_weight;
+  void* workspace;
+} flash_attention_append_gradients;
 
 FLASH_ATTENTION_API void flash_attention_append_problem_init_sized(flash_attention_append_problem* problem, size_t size);
 static inline void flash_attention_append_problem_init(flash_attention_append_problem* problem) {
@@ -179,10 +194,23 @@ static inline void flash_attention_append_buffers_init(flash_attention_append_bu
   flash_attention_append_buffers_init_sized(buffers, sizeof *buffers);
 }
 
-/* New rows into a cache, and the rotary embedding. */
+FLASH_ATTENTION_API void flash_attention_append_gradients_init_sized(flash_attention_append_gradients* gradients,
+                                                                     size_t size);
+static inline void flash_attention_append_gradients_init(flash_attention_append_gradients* gradients) {
+  flash_attention_append_gradients_init_sized(gradients, sizeof *gradients);
+}
+
+/* New rows into a cache, the norms of queries and keys and the rotary embedding. */
 FLASH_ATTENTION_API flash_attention_status flash_attention_append(const flash_attention_append_problem* problem,
                                                                   const flash_attention_append_buffers* buffers,
                                                                   const flash_attention_options* options);
+/* Gradients of q, k and the norms' weights, where problem->in_rows. */
+FLASH_ATTENTION_API flash_attention_status flash_attention_append_backward(
+    const flash_attention_append_problem* problem, const flash_attention_append_buffers* buffers,
+    const flash_attention_append_gradients* gradients, const flash_attention_options* options);
+/* *bytes = workspace that flash_attention_append_backward needs. */
+FLASH_ATTENTION_API flash_attention_status
+flash_attention_append_backward_workspace(const flash_attention_append_problem* problem, size_t* bytes);
 
 FLASH_ATTENTION_API void flash_attention_problem_init_sized(flash_attention_problem* problem, size_t size);
 static inline void flash_attention_problem_init(flash_attention_problem* problem) {

@@ -11,10 +11,20 @@ struct AppendConfig {
   Type dtype = Type::float32;         // of q and of the new k and v
   Type cache_dtype = Type::float32;   // of the caches
   Type rotary_dtype = Type::float32;  // of cos and sin
-  int vector = 1;                     // elements that move together: 8, 4, 2 or 1
-  int lanes = 32;                     // lanes that share a row: a power of two
-  bool rotary = false;
+  Type norm_dtype = Type::float32;    // of the norms' weights
+  int head_dim = 0;
+  int head_dim_v = 0;
+  int rotary_dim = 0;  // 0: nothing is rotated
+  int vector = 1;      // elements that move together: 8, 4, 2 or 1
+  int lanes = 32;      // lanes that share a row: a power of two
   bool interleaved = false;
+  bool q_norm = false;    // rows of q are divided by their root mean square
+  bool k_norm = false;
+  bool plus_one = false;  // a norm's factor is 1 + weight
+  bool angles = false;    // angle_positions has the angle of each token
+  bool sections = false;  // and pairs are divided among its rows
+  bool sections_interleaved = false;
+  bool in_rows = false;   // k goes to its own row of K_cache, there is no v, and rows of no sequence become 0
   bool paged = false;
   bool scales = false;        // of an 8-bit cache
   bool token_scales = false;  // which are made here
@@ -37,9 +47,12 @@ struct AppendArgs {
   const int* page_table;      // [batch, page_table_stride] or null
   long long page_table_stride;
 
-  long long rows_q;  // tokens * heads: what the grid loops over, queries first, then keys, then values
-  long long rows_keys;
-  long long rows_values;
+  const int* angle_positions;  // [sections, tokens] or null
+  const void* q_weight;        // [head_dim] or null: of the norms
+  const void* k_weight;
+
+  long long tokens_q;  // what the grid loops over: queries first, then keys, then values
+  long long tokens_new;
   int page_size;
   int num_pages;
   int capacity;
@@ -48,20 +61,40 @@ struct AppendArgs {
   int seq_new;
   int heads_q;
   int heads_kv;
-  int head_dim;
-  int head_dim_v;
-  int rotary_dim;
   int rotary_positions;
-  int one_query;  // all queries of a sequence have the angle of the first
+  int one_query;      // all queries of a sequence have the angle of the first
+  int heads_of_task;  // heads of a token that a warp takes
+  int angle_sections;
+  int sections[4];    // pairs of each section
+  float norm_eps;
+};
+
+// decode/append_gradient: of rows that have been normalised and rotated (AppendConfig::in_rows).
+struct AppendGradientArgs {
+  AppendArgs rows;      // as the call had them: Q and K are read for the norms alone
+  TensorView dQ_out;    // the gradients that are given
+  TensorView dK_out;
+  TensorView dQ;
+  TensorView dK;
+  float* q_weight_sums;  // [blocks, head_dim], what each block has summed; null: no gradient of a weight is wanted
+  float* k_weight_sums;
+  float* dq_weight;  // [head_dim]
+  float* dk_weight;
+  int blocks;
 };
 
 /// Threads of a block.
 constexpr int append_threads = 128;
+constexpr int append_weights_threads = 512;
+constexpr int most_append_gradient_blocks = 1056;  // what the GPUs of today hold at once
+
+/// Warps that a token's heads take.
+constexpr int append_tasks(int heads, int heads_of_task) { return (heads + heads_of_task - 1) / heads_of_task; }
 
 constexpr long long append_blocks(const AppendConfig& config, const AppendArgs& args) {
-  const long long rows_of_warp = 32 / config.lanes, round = rows_of_warp - 1;
-  const long long warps = (args.rows_q + round) / rows_of_warp + (args.rows_keys + round) / rows_of_warp +
-                          (args.rows_values + round) / rows_of_warp;
+  const long long new_rows = append_tasks(args.heads_kv, args.heads_of_task) * args.tokens_new;
+  const long long warps =
+      append_tasks(args.heads_q, args.heads_of_task) * args.tokens_q + (config.in_rows ? 1 : 2) * new_rows;
   return (warps * 32 + append_threads - 1) / append_threads;
 }
 

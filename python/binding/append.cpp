@@ -1,7 +1,12 @@
 // _core.append: new rows of a cache, and the rotary embedding.
 #include "flash_attention/append.h"
 
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
 #include <array>
+#include <string>
+#include <vector>
 
 #include "checks.h"
 #include "gil.h"
@@ -27,19 +32,45 @@ enum AppendSlot {
   page_table,
   k_scale,
   v_scale,
+  q_norm,
+  k_norm,
+  angle_positions,
   num_append_slots
 };
 constexpr std::array<const char*, num_append_slots> append_names = {
     "k_cache",        "v_cache",      "k",         "v",         "q",
     "q_out",          "cos",          "sin",       "lengths",   "rotary_offsets",
     "cu_seqlens_new", "cu_seqlens_q", "sequences", "positions", "page_table",
-    "k_scale",        "v_scale"};
+    "k_scale",        "v_scale",      "q_norm",    "k_norm",    "angle_positions"};
 using AppendSlots = std::array<Tensor, num_append_slots>;
+
+/// The numbers of a call, as Python hands them over.
+struct AppendScalars {
+  explicit AppendScalars(const nb::tuple& given)
+      : interleaved(nb::cast<bool>(given[0])),
+        one_query(nb::cast<bool>(given[1])),
+        codes(nb::cast<std::string>(given[2])),
+        q_norm(nb::cast<bool>(given[3])),
+        k_norm(nb::cast<bool>(given[4])),
+        plus_one(nb::cast<bool>(given[5])),
+        eps(nb::cast<float>(given[6])),
+        sections(nb::cast<std::vector<std::int64_t>>(given[7])),
+        sections_interleaved(nb::cast<bool>(given[8])) {}
+
+  bool interleaved, one_query;
+  std::string codes;
+  bool q_norm, k_norm, plus_one;
+  float eps;
+  std::vector<std::int64_t> sections;
+  bool sections_interleaved;
+};
 
 class AppendCall {
  public:
-  AppendCall(const AppendSlots& tensors, bool interleaved, bool one_query, const std::string& codes) : t_(tensors) {
+  /// in_rows: k_cache is where k goes, row by row, and there is no v.
+  AppendCall(const AppendSlots& tensors, const AppendScalars& scalars, bool in_rows) : t_(tensors) {
     const Tensor& cache = t_[k_cache];
+    problem.in_rows = in_rows;
     options.device = cache.device;
     for (const Tensor& tensor : t_) {
       if (tensor.present() && !(tensor.device == options.device)) {
@@ -47,7 +78,11 @@ class AppendCall {
                                       ", and all must be on one device");
       }
     }
-    read_caches(codes);
+    if (in_rows) {
+      problem.heads_kv = t_[k].sizes[t_[k].rank - 2], problem.head_dim = t_[k].sizes[t_[k].rank - 1];
+    } else {
+      read_caches(scalars.codes);
+    }
     problem.placed = t_[sequences].present();
     if (t_[positions].present() != problem.placed)
       refuse(t_[problem.placed ? sequences : positions], "sequences and positions go together");
@@ -55,8 +90,10 @@ class AppendCall {
     problem.packed_q = t_[cu_seqlens_q].present();
     read_batch();
     read_rows();
-    read_rotary(interleaved, one_query);
+    read_rotary(scalars.interleaved, scalars.one_query);
     read_places();
+    read_norms(scalars);
+    read_angles(scalars);
     problem.k_scale_strides = read_scale(t_[k_scale], buffers.k_scale);
     problem.v_scale_strides = read_scale(t_[v_scale], buffers.v_scale);
     if (t_[k_scale].present() != t_[v_scale].present())
@@ -111,7 +148,7 @@ class AppendCall {
     } else {
       problem.batch = t_[t_[k].present() ? k : t_[q].present() ? q : k_cache].sizes[0];
     }
-    if (!table.present() && t_[k_cache].sizes[0] < problem.batch)
+    if (!table.present() && !problem.in_rows && t_[k_cache].sizes[0] < problem.batch)
       refuse(t_[k_cache], "there are " + std::to_string(problem.batch) + " sequences");
   }
 
@@ -134,17 +171,22 @@ class AppendCall {
   }
 
   void read_rows() {
-    if (t_[k].present() != t_[v].present()) refuse(t_[t_[k].present() ? k : v], "k and v go together");
+    if (!problem.in_rows && t_[k].present() != t_[v].present()) refuse(t_[t_[k].present() ? k : v], "k and v go together");
     if (!t_[k].present() && !t_[q].present()) refuse_value("k", "got None; {k} and {v}, or {q}, must be given");
     problem.dtype = dtype_of(t_[t_[k].present() ? k : q]);
     if (t_[k].present()) {
       const bool end_to_end = problem.packed_new || problem.placed;
       std::int64_t rows = -1;
       problem.k_strides = read(t_[k], end_to_end, rows, problem.heads_kv, problem.head_dim);
-      problem.v_strides = read(t_[v], end_to_end, rows, problem.heads_kv, problem.head_dim_v);
       (end_to_end ? problem.total_new : problem.seq_new) = rows;
       buffers.k = t_[k].data;
-      buffers.v = t_[v].data;
+      if (problem.in_rows) {
+        problem.k_cache_strides = read(t_[k_cache], end_to_end, rows, problem.heads_kv, problem.head_dim);
+        buffers.k_cache = t_[k_cache].data;
+      } else {
+        problem.v_strides = read(t_[v], end_to_end, rows, problem.heads_kv, problem.head_dim_v);
+        buffers.v = t_[v].data;
+      }
     }
     if (t_[q].present()) {
       const bool end_to_end = problem.packed_q || problem.placed;
@@ -200,6 +242,56 @@ class AppendCall {
     buffers.positions = list(t_[positions], tokens);
   }
 
+  const void* read_weight(const Tensor& weight) {
+    if (!weight.present()) return nullptr;
+    if (weight.rank != 1 || weight.sizes[0] != problem.head_dim) refuse(weight, "expected " + axes({problem.head_dim}));
+    need_unit_last_stride(weight);
+    problem.norm_dtype = dtype_of(weight);
+    return weight.data;
+  }
+
+  void read_norms(const AppendScalars& scalars) {
+    problem.q_norm = scalars.q_norm, problem.k_norm = scalars.k_norm;
+    problem.norm_plus_one = scalars.plus_one, problem.norm_eps = scalars.eps;
+    buffers.k_norm_weight = read_weight(t_[k_norm]);
+    const Dtype of_k = problem.norm_dtype;
+    buffers.q_norm_weight = read_weight(t_[q_norm]);
+    if (t_[k_norm].present() && t_[q_norm].present() && of_k != problem.norm_dtype)
+      refuse_dtype(t_[k_norm], "the dtype of q_norm, " + t_[q_norm].describe());
+  }
+
+  void read_angles(const AppendScalars& scalars) {
+    const Tensor& given = t_[angle_positions];
+    if (scalars.sections.size() > problem.rotary_sections.size() || scalars.sections.size() == 1)
+      refuse_value("sections", "got " + std::to_string(scalars.sections.size()) + "; expected 2 to 4 numbers of pairs");
+    if (!given.present()) {
+      if (!scalars.sections.empty()) refuse_value("sections", "expected {angle_positions}, a row for each section");
+      return;
+    }
+    std::copy(scalars.sections.begin(), scalars.sections.end(), problem.rotary_sections.begin());
+    problem.angle_sections = static_cast<std::int64_t>(std::max<std::size_t>(scalars.sections.size(), 1));
+    problem.sections_interleaved = scalars.sections_interleaved;
+    if (!given.is_dtype(nb::dlpack::dtype_code::Int, 32)) refuse_dtype(given, "dtype int32");
+    const bool of_k = t_[k].present();
+    const bool end_to_end = problem.placed || (of_k ? problem.packed_new : problem.packed_q);
+    std::vector<std::int64_t> want;
+    if (problem.angle_sections > 1) want.push_back(problem.angle_sections);
+    if (!end_to_end) want.push_back(problem.batch);
+    want.push_back(end_to_end ? (of_k ? problem.total_new : problem.total_q) : (of_k ? problem.seq_new : problem.seq_q));
+    bool fits = given.rank == static_cast<int>(want.size());
+    std::int64_t stride = 1;
+    for (int axis = given.rank - 1; fits && axis >= 0; --axis) {
+      fits = given.sizes[axis] == want[axis] && (given.sizes[axis] <= 1 || given.strides[axis] == stride);
+      stride *= given.sizes[axis];
+    }
+    if (!fits) {
+      std::string shape;
+      for (const std::int64_t size : want) shape += (shape.empty() ? "" : ", ") + std::to_string(size);
+      refuse(given, "expected a contiguous [" + shape + "]");
+    }
+    buffers.angle_positions = static_cast<const std::int32_t*>(given.data);
+  }
+
   /// One for all, [batch, heads] or [batch or pages, rows, heads].
   Strides read_scale(const Tensor& scale, float*& data) {
     if (!scale.present()) return {};
@@ -228,18 +320,68 @@ class AppendCall {
   const AppendSlots& t_;
 };
 
-void run_append(nb::tuple tensors, nb::tuple scalars, std::uintptr_t stream) {
+AppendSlots append_slots(const nb::tuple& tensors) {
   AppendSlots slots;
   for (int slot = 0; slot < num_append_slots; ++slot) {
     const bool writable = slot == k_cache || slot == v_cache || slot == q_out;
     slots[slot] = optional_tensor(tensors[slot], append_names[slot], writable);
   }
-  if (!slots[k_cache].present() || !slots[v_cache].present()) refuse_type("k_cache, v_cache", "expected tensors, got None");
-  AppendCall call(slots, nb::cast<bool>(scalars[0]), nb::cast<bool>(scalars[1]), nb::cast<std::string>(scalars[2]));
-  call.options.stream = current_stream(tensors[0], slots[k_cache].device);
+  return slots;
+}
+
+void set_stream(AppendCall& call, nb::handle tensor, std::uintptr_t stream) {
+  call.options.stream = current_stream(tensor, call.options.device);
   if (call.options.stream == nullptr) call.options.stream = reinterpret_cast<void*>(stream);
+}
+
+void run_append(nb::tuple tensors, nb::tuple scalars, std::uintptr_t stream) {
+  const AppendSlots slots = append_slots(tensors);
+  if (!slots[k_cache].present() || !slots[v_cache].present()) refuse_type("k_cache, v_cache", "expected tensors, got None");
+  AppendCall call(slots, AppendScalars(scalars), false);
+  set_stream(call, tensors[0], stream);
   GilRelease released;
   append(call.problem, call.buffers, call.options);
+}
+
+/// prepare_qk: q to q_out, k to k_out, which is in the place of k_cache.
+AppendCall prepare_call(const AppendSlots& slots, const AppendScalars& scalars) {
+  for (const AppendSlot needed : {q, k}) {
+    const bool packed = slots[cu_seqlens_new].present();
+    if (slots[needed].rank != (packed ? 3 : 4))
+      refuse(slots[needed], packed ? "expected [total, heads, head_dim]" : "expected [batch, seq, heads, head_dim]");
+  }
+  return AppendCall(slots, scalars, true);
+}
+
+void run_prepare(nb::tuple tensors, nb::tuple scalars, std::uintptr_t stream) {
+  const AppendSlots slots = append_slots(tensors);
+  AppendCall call = prepare_call(slots, AppendScalars(scalars));
+  set_stream(call, tensors[static_cast<int>(k)], stream);
+  GilRelease released;
+  append(call.problem, call.buffers, call.options);
+}
+
+/// `gradients`: dq_out, dk_out, dq, dk, and float32 dq_norm and dk_norm or None. workspace(bytes) is a tensor.
+void run_prepare_backward(nb::tuple tensors, nb::tuple scalars, nb::tuple gradients, nb::object workspace,
+                          std::uintptr_t stream) {
+  const AppendSlots slots = append_slots(tensors);
+  AppendCall call = prepare_call(slots, AppendScalars(scalars));
+  set_stream(call, tensors[static_cast<int>(k)], stream);
+  constexpr std::array<const char*, 6> names = {"dq_out", "dk_out", "dq", "dk", "dq_norm", "dk_norm"};
+  std::array<Tensor, 6> of;
+  for (int i = 0; i < 6; ++i) of[i] = optional_tensor(gradients[i], names[i], i >= 2);
+  const auto strides = [](const Tensor& t) {
+    return t.empty() ? Strides{} : Strides{t.rank == 4 ? t.strides[0] : 0, t.strides[t.rank - 3], t.strides[t.rank - 2]};
+  };
+  call.problem.dq_out_strides = strides(of[0]), call.problem.dk_out_strides = strides(of[1]);
+  call.problem.dq_strides = strides(of[2]), call.problem.dk_strides = strides(of[3]);
+  AppendGradients made{.dq_out = of[0].data, .dk_out = of[1].data, .dq = of[2].data, .dk = of[3].data};
+  made.dq_norm_weight = static_cast<float*>(of[4].data), made.dk_norm_weight = static_cast<float*>(of[5].data);
+  const nb::object memory = workspace(append_backward_workspace(call.problem));
+  const Tensor bytes = optional_tensor(memory, "workspace", true);
+  made.workspace = bytes.data;
+  GilRelease released;
+  append_backward(call.problem, call.buffers, made, call.options);
 }
 
 }  // namespace
@@ -247,6 +389,8 @@ void run_append(nb::tuple tensors, nb::tuple scalars, std::uintptr_t stream) {
 void add_append(nb::module_& module) {
   using namespace nb::literals;
   module.def("append", run_append, "tensors"_a, "scalars"_a, "stream"_a);
+  module.def("prepare", run_prepare, "tensors"_a, "scalars"_a, "stream"_a);
+  module.def("prepare_backward", run_prepare_backward, "tensors"_a, "scalars"_a, "gradients"_a, "workspace"_a, "stream"_a);
 }
 
 }  // namespace flash_attention::python

@@ -12,6 +12,7 @@ sinks, dropout, programs of scores. Besides it:
     FlashAttention               as a torch.nn.Module; StandardAttention, MultiheadAttention
     scaled_dot_product_attention torch's signature; register, unregister and why_torch put it in torch's place
     register_transformers        models of Hugging Face; register_flash_attn, unregister_flash_attn for `import flash_attn`
+    prepare_qk                   norms and rotary embedding of q and k, in one kernel; rotary_tables, rotary_frequencies
     quantize                     tensors of 8 bits; rotate
     explain                      which kernel a call gets; compile, kernels, devices, doctor, version, dropout_mask
     tune                         measures choices on this device; export_tuned, import_tuned
@@ -53,6 +54,9 @@ _LAZY = {
     "create_block_mask": "flex",
     "and_masks": "flex",
     "or_masks": "flex",
+    "prepare_qk": "prepare",
+    "rotary_frequencies": "rotary",
+    "rotary_tables": "rotary",
     "quantize": "quantization",
     "rotate": "quantization",
     "tune": "tuning",
@@ -102,10 +106,13 @@ __all__ = [
     "merge_states",
     "or_masks",
     "parallel",
+    "prepare_qk",
     "quantize",
     "register",
     "register_flash_attn",
     "register_transformers",
+    "rotary_frequencies",
+    "rotary_tables",
     "rotate",
     "scaled_dot_product_attention",
     "shared_prefix_attention",

@@ -31,8 +31,11 @@ from flash_attention.merge import merge_states as merge_states
 from flash_attention.modules import FlashAttention as FlashAttention
 from flash_attention.modules import MultiheadAttention as MultiheadAttention
 from flash_attention.modules import StandardAttention as StandardAttention
+from flash_attention.prepare import prepare_qk as prepare_qk
 from flash_attention.quantization import quantize as quantize
 from flash_attention.quantization import rotate as rotate
+from flash_attention.rotary import rotary_frequencies as rotary_frequencies
+from flash_attention.rotary import rotary_tables as rotary_tables
 from flash_attention.sdpa import scaled_dot_product_attention as scaled_dot_product_attention
 from flash_attention.shared_prefix import shared_prefix_attention as shared_prefix_attention
 from flash_attention.torch_cache import attention_over_cache as attention_over_cache

@@ -1,5 +1,6 @@
-"""New keys and values into a cache, with the rotary embedding of queries and keys: one kernel on a GPU."""
+"""New keys and values into a cache, with norms and the rotary embedding of queries and keys: one kernel on a GPU."""
 
+from collections.abc import Sequence
 from typing import NoReturn
 
 import torch
@@ -8,6 +9,7 @@ from torch import Tensor
 from flash_attention import _core
 from flash_attention.arguments.keywords import refuse_keywords
 from flash_attention.arguments.narrow import as_bytes, scale_tensor
+from flash_attention.arguments.rows import angle_tensor, norm_of, numbers
 from flash_attention.pytorch import ops as torch_ops
 
 
@@ -34,9 +36,16 @@ def append_kv(
     v_scale: Tensor | float | None = None,
     cache_dtype: str | None = None,
     q_out: Tensor | None = None,
+    q_norm: Tensor | bool | None = None,
+    k_norm: Tensor | bool | None = None,
+    norm_eps: float = 1e-6,
+    norm_plus_one: bool = False,
+    angle_positions: Tensor | None = None,
+    sections: Sequence[int] | None = None,
+    sections_interleaved: bool = False,
     **wrong: NoReturn,
 ) -> Tensor | None:
-    """Writes k and v behind what the caches hold, and nothing else; cos and sin rotate k and q if given.
+    """Writes k and v behind what the caches hold, and nothing else; k and q are normalised and rotated first, if asked.
 
     Args:
         k_cache, v_cache: [batch, capacity, heads_kv, head_dim], or with page_table pages
@@ -46,7 +55,7 @@ def append_kv(
         lengths: int32 [batch]; how many rows each sequence has, before these. None: none.
         page_table: int32 [batch, pages]. A row of a cache for each sequence is a table of one page.
         q: [batch, seq_q, heads_q, head_dim]; with cu_seqlens_q or sequences [total_q, heads_q, head_dim].
-        cos, sin: [positions, rotary_dim / 2].
+        cos, sin: [positions, rotary_dim / 2], as rotary_tables() makes them; the first rotary_dim columns are rotated.
         interleaved: pairs are (0, 1), (2, 3), ... instead of (0, rotary_dim / 2), (1, rotary_dim / 2 + 1), ...
         rotary_offsets: int32 [batch]; the angle of the first new row and query of each sequence, if not lengths.
         one_query_angle: all queries of a sequence are rotated by the angle of its first.
@@ -56,6 +65,14 @@ def append_kv(
             [batch, heads_kv], or one for each row, [batch, capacity, heads_kv] or [num_pages, page_size, heads_kv]; those
             of rows are written.
         cache_dtype: what the bytes of a uint8 cache are: "e4m3", "e5m2" or "int8".
+        q_norm, k_norm: [head_dim], the weights of an RMS norm of each row of a head, before it is rotated; True: a norm
+            without weights.
+        norm_eps: is added to the mean of the squares.
+        norm_plus_one: the factor of a column is 1 + weight, as Gemma's.
+        angle_positions: int32, the position whose angle each new row and query has: [batch, seq_new], or [total_new] of
+            packed rows. With sections [len(sections), batch, seq_new].
+        sections: pairs that are rotated by each row of angle_positions, as multimodal models have them (M-RoPE).
+        sections_interleaved: pair p is of section p mod len(sections), while that one has pairs left.
         q_out: where the rotated queries go; q itself rotates them in place. A new tensor if None.
 
     Returns the rotated queries, or None without q. If they are on the host, lengths, tables and positions without room
@@ -66,6 +83,8 @@ def append_kv(
     if q is not None and q_out is None:
         q_out = torch.empty_like(q)
     k_cache, v_cache, codes = as_bytes(k_cache, v_cache, cache_dtype)
+    has_q_norm, q_weight = norm_of(q_norm)
+    has_k_norm, k_weight = norm_of(k_norm)
     tensors = (
         k_cache,
         v_cache,
@@ -84,21 +103,25 @@ def append_kv(
         page_table,
         scale_tensor(k_scale, k_cache.device),
         scale_tensor(v_scale, k_cache.device),
+        q_weight,
+        k_weight,
+        angle_tensor(angle_positions),
     )
+    scalars = numbers(has_q_norm, has_k_norm, norm_plus_one, norm_eps, sections, sections_interleaved)
     if torch_ops.is_watched(k_cache):
-        torch.ops.flash_attention.append(*tensors, interleaved, one_query_angle, codes)
+        torch.ops.flash_attention.append(*tensors, interleaved, one_query_angle, codes, *scalars)
     else:
-        _append(*tensors, interleaved, one_query_angle, codes)
+        _append(*tensors, interleaved, one_query_angle, codes, *scalars)
     return q_out
 
 
 def _append(*arguments):
-    tensors, scalars = arguments[:17], arguments[17:]
+    tensors, scalars = arguments[:20], arguments[20:]
     given, stream = (tensors, 0) if torch_ops.HAS_EXCHANGE else torch_ops.detached(tensors)
     _core.append(given, scalars, stream)
     # As torch's own functions that write in place: backward of what was computed from a cache before refuses to run.
     k_cache, v_cache, k, _, _, q_out = tensors[:6]
-    for tensor in (q_out,) if k is None else (k_cache, v_cache, q_out, *tensors[15:]):
+    for tensor in (q_out,) if k is None else (k_cache, v_cache, q_out, *tensors[15:17]):
         if tensor is not None and not tensor.is_inference():
             torch.autograd.graph.increment_version(tensor)
 
@@ -107,7 +130,8 @@ torch_ops.library.define(
     "append(Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor? k, Tensor? v, Tensor? q, Tensor(c!)? q_out, Tensor? cos, "
     "Tensor? sin, Tensor? lengths, Tensor? rotary_offsets, Tensor? cu_seqlens_new, Tensor? cu_seqlens_q, "
     "Tensor? sequences, Tensor? positions, Tensor? page_table, Tensor(d!)? k_scale, Tensor(e!)? v_scale, "
-    "bool interleaved, bool one_query_angle, str codes) -> ()"
+    "Tensor? q_norm, Tensor? k_norm, Tensor? angle_positions, bool interleaved, bool one_query_angle, str codes, "
+    "bool has_q_norm, bool has_k_norm, bool norm_plus_one, float norm_eps, int[] sections, bool sections_interleaved) -> ()"
 )
 for _key in ("CPU", "CUDA"):
     torch_ops.library.impl("append", _append, _key)

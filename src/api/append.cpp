@@ -2,6 +2,7 @@
 
 #include <array>
 #include <memory>
+#include <vector>
 
 #include "api/backends.h"
 #include "api/checks/append_problem.h"
@@ -19,7 +20,19 @@ struct PreparedAppend {
   AppendProblem problem;
   Launch launch;
   std::unique_ptr<LaunchedKernel> kernel;  // null: the backend appends itself, or nothing to do
+  std::vector<Launch> back;                // of the gradients, once they have been asked for
+  std::vector<std::unique_ptr<LaunchedKernel>> back_kernels;
 };
+
+/// Loads what append_backward launches.
+void prepare_gradients(PreparedAppend& prepared, bool weights, const Options& options) {
+  if (prepared.back.size() >= (weights ? 2 : 1) || prepared.launch.grid[0] == 0) return;
+  const DeviceInfo device = device_info(options.device);
+  prepared.back = plan::lay_out_append_gradients(prepared.problem, weights);
+  prepared.back_kernels.clear();
+  for (const Launch& launch : prepared.back)
+    prepared.back_kernels.push_back(api::backend_of(options.device).load_launch(launch, device, options.stream));
+}
 
 /// The last few calls of this thread: one for each kind of layer that a model has. Kernels are loaded once in a process
 /// each caller, so what is forgotten costs little.
@@ -79,6 +92,28 @@ void append(const AppendProblem& problem, const AppendBuffers& buffers, const Op
       }
     });
   });
+}
+
+void append_backward(const AppendProblem& problem, const AppendBuffers& buffers, const AppendGradients& gradients,
+                     const Options& options) {
+  api::guarded([&] {
+    with_recent([&](RecentAppends& recent) {
+      PreparedAppend& prepared = recent.find(problem, options);
+      api::validate(prepared.problem, buffers, gradients, options.device);
+      const Backend& backend = api::backend_of(options.device);
+      if (backend.append_backward != nullptr) return backend.append_backward(prepared.problem, buffers, gradients);
+      const bool weights = gradients.dq_norm_weight != nullptr || gradients.dk_norm_weight != nullptr;
+      prepare_gradients(prepared, weights, options);
+      abi::AppendGradientArgs args = launch::make_arguments(prepared.problem, buffers, gradients);
+      for (std::size_t i = 0; i < prepared.back_kernels.size() && (i == 0 || weights); ++i)
+        prepared.back_kernels[i]->launch(prepared.back[i], &args, options.stream);
+    });
+  });
+}
+
+std::size_t append_backward_workspace(const AppendProblem& problem) {
+  const AppendProblem p = api::normalise(problem);
+  return 2 * static_cast<std::size_t>(plan::append_gradient_blocks(p)) * static_cast<std::size_t>(p.head_dim) * sizeof(float);
 }
 
 void prewarm(const AppendProblem& problem, const Options& options) {

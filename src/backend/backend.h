@@ -45,6 +45,9 @@ struct Backend {
                                              const DeviceInfo& device) = nullptr;
   /// New rows for a cache. Null: by the launch of plan::lay_out_append.
   void (*append)(const AppendProblem& problem, const AppendBuffers& buffers) = nullptr;
+  /// Its gradients. Null: by the launches of plan::lay_out_append_gradients.
+  void (*append_backward)(const AppendProblem& problem, const AppendBuffers& buffers,
+                          const AppendGradients& gradients) = nullptr;
 
   std::string (*driver)() = nullptr;  // its version, on which times depend. Null: there is none
 

@@ -204,6 +204,7 @@ constinit const Backend backend{
     .load = [](const Problem& problem, const Plan& plan, const DeviceInfo& device,
                void*) { return load_kernel(problem, plan, device); },
     .append = append,
+    .append_backward = append_backward,
 };
 
 }  // namespace flash_attention::cpu

@@ -1,5 +1,7 @@
 #include "launch/append.h"
 
+#include <algorithm>
+
 #include "launch/views.h"
 #include "plan/append.h"
 
@@ -26,9 +28,11 @@ abi::AppendArgs make_arguments(const AppendProblem& p, const AppendBuffers& b) {
   args.positions = b.positions;
   args.page_table = b.page_table;
   args.page_table_stride = p.page_table_stride;
-  args.rows_q = plan::query_tokens(p) * p.heads_q;
-  args.rows_keys = plan::new_tokens(p) * p.heads_kv;
-  args.rows_values = args.rows_keys;
+  args.angle_positions = b.angle_positions;
+  args.q_weight = b.q_norm_weight;
+  args.k_weight = b.k_norm_weight;
+  args.tokens_q = plan::query_tokens(p);
+  args.tokens_new = plan::new_tokens(p);
   args.page_size = static_cast<int>(p.page_size);
   args.num_pages = static_cast<int>(p.num_pages);
   args.capacity = static_cast<int>(p.capacity);
@@ -37,11 +41,28 @@ abi::AppendArgs make_arguments(const AppendProblem& p, const AppendBuffers& b) {
   args.seq_new = static_cast<int>(p.seq_new);
   args.heads_q = static_cast<int>(p.heads_q);
   args.heads_kv = static_cast<int>(p.heads_kv);
-  args.head_dim = static_cast<int>(p.head_dim);
-  args.head_dim_v = static_cast<int>(p.head_dim_v);
-  args.rotary_dim = static_cast<int>(p.rotary_dim);
   args.rotary_positions = static_cast<int>(p.rotary_positions);
   args.one_query = p.rotary_one_query ? 1 : 0;
+  args.heads_of_task = plan::heads_of_append_task(p);
+  std::copy(p.rotary_sections.begin(), p.rotary_sections.end(), args.sections);
+  args.angle_sections = static_cast<int>(p.angle_sections);
+  args.norm_eps = p.norm_eps;
+  return args;
+}
+
+abi::AppendGradientArgs make_arguments(const AppendProblem& p, const AppendBuffers& b, const AppendGradients& g) {
+  abi::AppendGradientArgs args{};
+  args.rows = make_arguments(p, b);
+  args.dQ_out = view(g.dq_out, p.dq_out_strides);
+  args.dK_out = view(g.dk_out, p.dk_out_strides);
+  args.dQ = view(g.dq, p.dq_strides);
+  args.dK = view(g.dk, p.dk_strides);
+  args.blocks = plan::append_gradient_blocks(p);
+  auto* sums = static_cast<float*>(g.workspace);
+  if (g.dq_norm_weight != nullptr) args.q_weight_sums = sums;
+  if (g.dk_norm_weight != nullptr) args.k_weight_sums = sums + args.blocks * p.head_dim;
+  args.dq_weight = g.dq_norm_weight;
+  args.dk_weight = g.dk_norm_weight;
   return args;
 }
 

@@ -8,4 +8,8 @@ namespace flash_attention::launch {
 /// The parameter of decode/append. Reads no memory behind the pointers.
 abi::AppendArgs make_arguments(const AppendProblem& problem, const AppendBuffers& buffers);
 
+/// The parameter of decode/append_gradient and of decode/append_weights.
+abi::AppendGradientArgs make_arguments(const AppendProblem& problem, const AppendBuffers& buffers,
+                                       const AppendGradients& gradients);
+
 }  // namespace flash_attention::launch

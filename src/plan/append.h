@@ -1,5 +1,7 @@
 #pragma once
 
+#include <vector>
+
 #include "abi/append.h"
 #include "flash_attention/append.h"
 #include "flash_attention/plan.h"
@@ -17,5 +19,14 @@ inline std::int64_t query_tokens(const AppendProblem& p) { return p.packed_q || 
 
 /// The launch of decode/append for a normalised problem; a grid of 0 blocks if there is nothing to do.
 Launch lay_out_append(const AppendProblem& problem);
+
+/// Heads of a token that a warp of decode/append takes.
+int heads_of_append_task(const AppendProblem& problem);
+
+/// Blocks of decode/append_gradient, each with its sum of the weights' gradients.
+int append_gradient_blocks(const AppendProblem& problem);
+
+/// The launches of append_backward: gradients of rows and a sum for each block, and where a weight's is wanted the sums' sum.
+std::vector<Launch> lay_out_append_gradients(const AppendProblem& problem, bool weights);
 
 }  // namespace flash_attention::plan

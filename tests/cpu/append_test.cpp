@@ -16,5 +16,12 @@ TEST_P(CpuAppend, EqualsTheFormulas) {
 INSTANTIATE_TEST_SUITE_P(Cases, CpuAppend, ::testing::ValuesIn(append_cases()),
                          [](const auto& tested) { return tested.param.name; });
 
+using CpuAppendGradients = ::testing::TestWithParam<AppendCase>;
+
+TEST_P(CpuAppendGradients, EqualTheJacobian) { check_append_gradients(GetParam(), {}); }
+
+INSTANTIATE_TEST_SUITE_P(Cases, CpuAppendGradients, ::testing::ValuesIn(append_gradient_cases()),
+                         [](const auto& tested) { return tested.param.name; });
+
 }  // namespace
 }  // namespace flash_attention::testing

@@ -52,12 +52,33 @@ void flash_attention_append_problem_init_sized(flash_attention_append_problem* p
 void flash_attention_append_buffers_init_sized(flash_attention_append_buffers* buffers, size_t size) {
   fa::api::init_sized(buffers, size);
 }
+void flash_attention_append_gradients_init_sized(flash_attention_append_gradients* gradients, size_t size) {
+  fa::api::init_sized(gradients, size);
+}
 
 flash_attention_status flash_attention_append(const flash_attention_append_problem* problem,
                                               const flash_attention_append_buffers* buffers,
                                               const flash_attention_options* options) {
   return status_of([&] {
     fa::append(fa::api::append_problem_of(problem), fa::api::append_buffers_of(buffers), fa::api::options_of(options));
+  });
+}
+
+flash_attention_status flash_attention_append_backward(const flash_attention_append_problem* problem,
+                                                       const flash_attention_append_buffers* buffers,
+                                                       const flash_attention_append_gradients* gradients,
+                                                       const flash_attention_options* options) {
+  return status_of([&] {
+    fa::append_backward(fa::api::append_problem_of(problem), fa::api::append_buffers_of(buffers),
+                        fa::api::append_gradients_of(gradients), fa::api::options_of(options));
+  });
+}
+
+flash_attention_status flash_attention_append_backward_workspace(const flash_attention_append_problem* problem,
+                                                                 size_t* bytes) {
+  return status_of([&] {
+    if (bytes == nullptr) fa::api::refuse("bytes", "null", "a place for the answer");
+    *bytes = fa::append_backward_workspace(fa::api::append_problem_of(problem));
   });
 }
 

@@ -41,14 +41,18 @@ void set_defaults(flash_attention_append_problem* problem) {
   const flash_attention_strides dense{Strides::dense, Strides::dense, Strides::dense};
   for (flash_attention_strides* s :
        {&problem->q_strides, &problem->q_out_strides, &problem->k_strides, &problem->v_strides, &problem->k_cache_strides,
-        &problem->v_cache_strides, &problem->k_scale_strides, &problem->v_scale_strides}) {
+        &problem->v_cache_strides, &problem->k_scale_strides, &problem->v_scale_strides, &problem->dq_out_strides,
+        &problem->dk_out_strides, &problem->dq_strides, &problem->dk_strides}) {
     *s = dense;
   }
   problem->batch = problem->heads_q = problem->heads_kv = 1;
   problem->cache_dtype = -1;
+  problem->norm_eps = AppendProblem{}.norm_eps;
 }
 
 void set_defaults(flash_attention_append_buffers* buffers) { *buffers = {}; }
+
+void set_defaults(flash_attention_append_gradients* gradients) { *gradients = {}; }
 
 template <class T>
 void init(T* given, std::size_t size) {
@@ -130,6 +134,7 @@ void init_sized(flash_attention_buffers* given, std::size_t size) { init(given, 
 void init_sized(flash_attention_options* given, std::size_t size) { init(given, size); }
 void init_sized(flash_attention_append_problem* given, std::size_t size) { init(given, size); }
 void init_sized(flash_attention_append_buffers* given, std::size_t size) { init(given, size); }
+void init_sized(flash_attention_append_gradients* given, std::size_t size) { init(given, size); }
 
 Problem problem_of(const flash_attention_problem* given) {
   const flash_attention_problem c = received("problem", given);
@@ -236,6 +241,12 @@ AppendProblem append_problem_of(const flash_attention_append_problem* given) {
   p.rotary_offsets = c.rotary_offsets != 0, p.rotary_one_query = c.rotary_one_query != 0;
   p.scales = enumerator("scales", c.scales, ScaleKind::token);
   p.k_scale_strides = strides(c.k_scale_strides), p.v_scale_strides = strides(c.v_scale_strides);
+  p.q_norm = c.q_norm != 0, p.k_norm = c.k_norm != 0, p.norm_plus_one = c.norm_plus_one != 0;
+  p.norm_dtype = enumerator("norm_dtype", c.norm_dtype, Dtype::bfloat16), p.norm_eps = c.norm_eps;
+  p.angle_sections = c.angle_sections, p.sections_interleaved = c.sections_interleaved != 0, p.in_rows = c.in_rows != 0;
+  p.dq_out_strides = strides(c.dq_out_strides), p.dk_out_strides = strides(c.dk_out_strides);
+  p.dq_strides = strides(c.dq_strides), p.dk_strides = strides(c.dk_strides);
+  std::copy_n(c.rotary_sections, p.rotary_sections.size(), p.rotary_sections.begin());
   return p;
 }
 
@@ -257,7 +268,21 @@ AppendBuffers append_buffers_of(const flash_attention_append_buffers* given) {
           .positions = c.positions,
           .page_table = c.page_table,
           .k_scale = c.k_scale,
-          .v_scale = c.v_scale};
+          .v_scale = c.v_scale,
+          .q_norm_weight = c.q_norm_weight,
+          .k_norm_weight = c.k_norm_weight,
+          .angle_positions = c.angle_positions};
+}
+
+AppendGradients append_gradients_of(const flash_attention_append_gradients* given) {
+  const auto c = received("gradients", given);
+  return {.dq_out = c.dq_out,
+          .dk_out = c.dk_out,
+          .dq = c.dq,
+          .dk = c.dk,
+          .dq_norm_weight = c.dq_norm_weight,
+          .dk_norm_weight = c.dk_norm_weight,
+          .workspace = c.workspace};
 }
 
 Pass pass_of(int32_t pass) { return enumerator("pass", pass, Pass::standard_backward); }

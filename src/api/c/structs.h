@@ -15,6 +15,7 @@ void init_sized(flash_attention_buffers* given, std::size_t size);
 void init_sized(flash_attention_options* given, std::size_t size);
 void init_sized(flash_attention_append_problem* given, std::size_t size);
 void init_sized(flash_attention_append_buffers* given, std::size_t size);
+void init_sized(flash_attention_append_gradients* given, std::size_t size);
 
 Problem problem_of(const flash_attention_problem* given);
 Buffers buffers_of(const flash_attention_buffers* given);
@@ -22,5 +23,6 @@ Options options_of(const flash_attention_options* given);
 Pass pass_of(std::int32_t pass);
 AppendProblem append_problem_of(const flash_attention_append_problem* given);
 AppendBuffers append_buffers_of(const flash_attention_append_buffers* given);
+AppendGradients append_gradients_of(const flash_attention_append_gradients* given);
 
 }  // namespace flash_attention::api

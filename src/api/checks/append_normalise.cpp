@@ -1,5 +1,6 @@
 #include <cmath>
 #include <limits>
+#include <numeric>
 
 #include "api/checks/append_problem.h"
 #include "api/checks/overlap.h"
@@ -70,6 +71,45 @@ void check_rotary(AppendProblem& p) {
   require(p.rotary_stride >= p.rotary_dim / 2, "rotary_stride", p.rotary_stride, "a row has rotary_dim / 2 elements");
 }
 
+void check_angles(AppendProblem& p) {
+  check_range("angle_sections", p.angle_sections, 0, static_cast<std::int64_t>(p.rotary_sections.size()));
+  const std::int64_t turned = std::accumulate(p.rotary_sections.begin(), p.rotary_sections.end(), std::int64_t{0});
+  if (p.angle_sections <= 1) {
+    require(turned == 0, "rotary_sections", turned, "there are no sections: angle_sections is not 2 and up");
+    require(!p.sections_interleaved, "sections_interleaved", std::int64_t{1}, "there are no sections");
+  } else {
+    for (std::size_t i = 0; i < p.rotary_sections.size(); ++i)
+      check_range("rotary_sections", p.rotary_sections[i], 0, static_cast<std::int64_t>(i) < p.angle_sections ? most : 0);
+    require(turned == p.rotary_dim / 2, "rotary_sections", turned, "the pairs of all sections must be rotary_dim / 2");
+  }
+  if (p.angle_sections == 0) return;
+  require(p.rotary_dim > 0, "angle_sections", p.angle_sections, "rotary_dim is 0: nothing is rotated");
+  require(!p.rotary_offsets && !p.rotary_one_query, "rotary_offsets", std::int64_t{1},
+          "angle_positions has the angle of every token");
+  require(plan::query_tokens(p) == 0 || plan::new_tokens(p) == 0 || plan::query_tokens(p) == plan::new_tokens(p),
+          "angle_sections", p.angle_sections, "queries and keys have the same angles, and must be as many tokens");
+}
+
+void check_norms(AppendProblem& p) {
+  check_wide("norm_dtype", p.norm_dtype);
+  if (!p.q_norm && !p.k_norm) {
+    require(!p.norm_plus_one, "norm_plus_one", std::int64_t{1}, "there is no norm");
+    p.norm_dtype = Dtype::float32, p.norm_eps = AppendProblem{}.norm_eps;
+    return;
+  }
+  if (!std::isfinite(p.norm_eps) || p.norm_eps < 0)
+    refuse("norm_eps", std::to_string(p.norm_eps), "allowed are 0 and positive finite numbers");
+}
+
+void check_in_rows(const AppendProblem& p) {
+  if (!p.in_rows) return;
+  const auto no = [](const char* argument, std::int64_t got) {
+    require(got == 0, argument, got, "with in_rows there is no cache: keys go to rows of their own");
+  };
+  no("page_size", p.page_size), no("scales", static_cast<std::int64_t>(p.scales)), no("placed", p.placed ? 1 : 0);
+  require(*p.cache_dtype == p.dtype, "cache_dtype", static_cast<std::int64_t>(*p.cache_dtype), "with in_rows it is dtype");
+}
+
 void check_scales(AppendProblem& p) {
   const bool narrow = size_of(*p.cache_dtype) == 1;
   require(p.scales <= ScaleKind::token, "scales", static_cast<std::int64_t>(p.scales),
@@ -122,23 +162,36 @@ AppendProblem normalise(const AppendProblem& problem) {
   require(p.batch > 0 || plan::new_tokens(p) + plan::query_tokens(p) == 0, "batch", p.batch, "rows need a sequence");
   if (p.packed_new || p.placed) p.seq_new = 0;
   if (p.packed_q || p.placed) p.seq_q = 0;
+  check_in_rows(p);
   check_pages(p);
   check_rotary(p);
+  check_angles(p);
+  check_norms(p);
   const bool one_q = p.packed_q || p.placed, one_new = p.packed_new || p.placed;
   const std::int64_t rows_q = one_q ? p.total_q : p.seq_q, rows_new = one_new ? p.total_new : p.seq_new;
   const std::int64_t pages = p.page_size != 0 ? p.num_pages : p.batch;
-  const std::int64_t rows = p.page_size != 0 ? p.page_size : p.capacity;
+  const std::int64_t rows = p.page_size != 0 ? p.page_size : p.in_rows ? rows_new : p.capacity;
   p.q_strides = resolve("q_strides", p.q_strides, p.batch, rows_q, p.heads_q, p.head_dim, one_q);
   p.q_out_strides = resolve("q_out_strides", p.q_out_strides, p.batch, rows_q, p.heads_q, p.head_dim, one_q);
   p.k_strides = resolve("k_strides", p.k_strides, p.batch, rows_new, p.heads_kv, p.head_dim, one_new);
   p.v_strides = resolve("v_strides", p.v_strides, p.batch, rows_new, p.heads_kv, p.head_dim_v, one_new);
-  p.k_cache_strides = resolve("k_cache_strides", p.k_cache_strides, pages, rows, p.heads_kv, p.head_dim, false);
+  p.k_cache_strides = resolve("k_cache_strides", p.k_cache_strides, pages, rows, p.heads_kv, p.head_dim, p.in_rows && one_new);
   p.v_cache_strides = resolve("v_cache_strides", p.v_cache_strides, pages, rows, p.heads_kv, p.head_dim_v, false);
+  for (const bool of_q : {true, false}) {
+    Strides &given = of_q ? p.dq_out_strides : p.dk_out_strides, &made = of_q ? p.dq_strides : p.dk_strides;
+    const std::int64_t tokens = of_q ? rows_q : rows_new, heads = of_q ? p.heads_q : p.heads_kv;
+    const bool one = of_q ? one_q : one_new;
+    given = resolve(of_q ? "dq_out_strides" : "dk_out_strides", given, p.batch, tokens, heads, p.head_dim, one);
+    made = resolve(of_q ? "dq_strides" : "dk_strides", made, p.batch, tokens, heads, p.head_dim, one);
+    if (p.in_rows && tokens > 0)
+      refuse_self_overlap(of_q ? "dq_strides" : "dk_strides", made, one ? 1 : p.batch, tokens, heads, p.head_dim);
+  }
   if (plan::query_tokens(p) > 0)
     refuse_self_overlap("q_out_strides", p.q_out_strides, one_q ? 1 : p.batch, rows_q, p.heads_q, p.head_dim);
   if (plan::new_tokens(p) > 0) {
-    refuse_self_overlap("k_cache_strides", p.k_cache_strides, pages, rows, p.heads_kv, p.head_dim);
-    refuse_self_overlap("v_cache_strides", p.v_cache_strides, pages, rows, p.heads_kv, p.head_dim_v);
+    const bool one = p.in_rows && one_new;
+    refuse_self_overlap("k_cache_strides", p.k_cache_strides, one ? 1 : pages, rows, p.heads_kv, p.head_dim);
+    if (!p.in_rows) refuse_self_overlap("v_cache_strides", p.v_cache_strides, pages, rows, p.heads_kv, p.head_dim_v);
   }
   check_scales(p);
   return p;

@@ -11,4 +11,7 @@ AppendProblem normalise(const AppendProblem& problem);
 /// problem.
 void validate(const AppendProblem& problem, const AppendBuffers& buffers, const Options& options);
 
+/// The same for what append_backward takes besides.
+void validate(const AppendProblem& problem, const AppendBuffers& buffers, const AppendGradients& gradients, Device device);
+
 }  // namespace flash_attention::api
