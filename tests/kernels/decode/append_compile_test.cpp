@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include "api/checks/append_problem.h"
 #include "flash_attention/runtime.h"
 #include "plan/append.h"
 #include "support/append_check.h"
@@ -8,6 +9,13 @@
 
 namespace flash_attention::testing {
 namespace {
+
+Plan plan_of(std::vector<Launch> launches) {
+  Plan plan;
+  plan.kernel = "decode/append";
+  plan.launches = std::move(launches);
+  return plan;
+}
 
 /// The wide rows that models have, and those of every kind of scale.
 TEST(AppendCompile, WithoutSpills) {
@@ -26,13 +34,28 @@ TEST(AppendCompile, WithoutSpills) {
   for (const auto& [dtype, scales] : caches) {
     problem.cache_dtype = dtype, problem.scales = scales, problem.rotary_interleaved = !problem.rotary_interleaved;
     problem.page_size = 16;
-    Plan plan;
-    plan.kernel = "decode/append";
-    plan.launches = {plan::lay_out_append(problem)};
-    plans.push_back(plan);
+    for (const bool norms : {false, true}) {
+      problem.q_norm = problem.k_norm = norms;
+      plans.push_back(plan_of({plan::lay_out_append(problem)}));
+    }
   }
   expect_plans_compile(plans, 80);
   if (with_long_tail()) expect_plans_compile(plans, 90);  // nothing in it depends on the architecture
+}
+
+TEST(AppendCompile, GradientsWithoutSpills) {
+  if (const std::string reason = why_no_compiler(); !reason.empty()) GTEST_SKIP() << reason;
+  std::vector<Plan> plans;
+  for (const std::int64_t dim : {64, 128, 256, 512}) {
+    AppendProblem problem{.batch = 2, .seq_new = 64, .seq_q = 64, .heads_q = 32, .heads_kv = 8, .head_dim = dim};
+    problem.dtype = Dtype::bfloat16, problem.rotary_dim = dim == 256 ? 64 : dim, problem.rotary_positions = 64;
+    problem.q_norm = problem.k_norm = problem.in_rows = true, problem.norm_dtype = Dtype::bfloat16;
+    problem.rotary_interleaved = dim == 64;
+    problem = api::normalise(problem);
+    plans.push_back(plan_of({plan::lay_out_append(problem)}));
+    plans.push_back(plan_of(plan::lay_out_append_gradients(problem, true)));
+  }
+  expect_plans_compile(plans, 80);
 }
 
 /// As `compile --common` asks: sizes alone are given.
