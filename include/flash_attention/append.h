@@ -49,12 +49,12 @@ struct AppendProblem {
   ScaleKind scales = ScaleKind::none;  ///< of an 8-bit cache; those of rows are written
   Strides k_scale_strides{}, v_scale_strides{};
 
-  bool q_norm = false;               ///< rows of q are divided by their root mean square, before they are rotated
-  bool k_norm = false;               ///< rows of k
-  bool norm_plus_one = false;        ///< the factor of a column is 1 + its weight
+  bool q_norm = false;                ///< rows of q are divided by their root mean square, before they are rotated
+  bool k_norm = false;                ///< rows of k
+  bool norm_plus_one = false;         ///< the factor of a column is 1 + its weight
   Dtype norm_dtype = Dtype::float32;  ///< of the norms' weights
-  float norm_eps = 1e-6f;            ///< is added to the mean square
-  std::int64_t angle_sections = 0;   ///< rows of angle_positions, up to 4; 0: angles follow from lengths
+  float norm_eps = 1e-6f;             ///< is added to the mean square
+  std::int64_t angle_sections = 0;    ///< rows of angle_positions, up to 4; 0: angles follow from lengths
   std::array<std::int32_t, 4> rotary_sections{};  ///< pairs that each of them turns; more than one
   bool sections_interleaved = false;  ///< pair p is of section p mod angle_sections, while that one has pairs left
   bool in_rows = false;  ///< no cache: k goes to k_cache as q goes to q_out, in the shape of k, and there is no v
@@ -85,17 +85,17 @@ struct AppendBuffers {
   float* k_scale = nullptr;  ///< AppendProblem::scales; read, or written where they are those of rows
   float* v_scale = nullptr;
 
-  const void* q_norm_weight = nullptr;             ///< [head_dim]; null: all are 1
-  const void* k_norm_weight = nullptr;             ///< [head_dim]
-  const std::int32_t* angle_positions = nullptr;   ///< AppendProblem::angle_sections; [angle_sections, tokens]
+  const void* q_norm_weight = nullptr;            ///< [head_dim]; null: all are 1
+  const void* k_norm_weight = nullptr;            ///< [head_dim]
+  const std::int32_t* angle_positions = nullptr;  ///< AppendProblem::angle_sections; [angle_sections, tokens]
 };
 
 /// Pointers to memory of Options::device.
 struct AppendGradients {
-  const void* dq_out = nullptr;  ///< the gradient of q_out, in its shape
-  const void* dk_out = nullptr;  ///< of k_cache
-  void* dq = nullptr;            ///< in the shape of q
-  void* dk = nullptr;            ///< of k
+  const void* dq_out = nullptr;     ///< the gradient of q_out, in its shape
+  const void* dk_out = nullptr;     ///< of k_cache
+  void* dq = nullptr;               ///< in the shape of q
+  void* dk = nullptr;               ///< of k
   float* dq_norm_weight = nullptr;  ///< [head_dim]; null: not wanted
   float* dk_norm_weight = nullptr;  ///< [head_dim]
   void* workspace = nullptr;        ///< append_backward_workspace() bytes

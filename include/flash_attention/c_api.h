@@ -99,7 +99,7 @@ typedef struct flash_attention_problem {
   int32_t precision;
   int32_t key_list_kind; /* lists of keys, KeyList of problem.h: 0 = none, 1 = of keys, 2 = of blocks */
   int64_t key_list_entries, key_list_heads, key_list_block_q, key_list_block_kv;
-  int32_t key_list_counts; /* buffers have key_counts */
+  int32_t key_list_counts;                                   /* buffers have key_counts */
   int32_t return_max_logit, return_key_mass, return_entropy; /* statistics; 0 = off */
 } flash_attention_problem;
 

@@ -18,13 +18,13 @@ struct AppendConfig {
   int vector = 1;      // elements that move together: 8, 4, 2 or 1
   int lanes = 32;      // lanes that share a row: a power of two
   bool interleaved = false;
-  bool q_norm = false;    // rows of q are divided by their root mean square
+  bool q_norm = false;  // rows of q are divided by their root mean square
   bool k_norm = false;
   bool plus_one = false;  // a norm's factor is 1 + weight
   bool angles = false;    // angle_positions has the angle of each token
   bool sections = false;  // and pairs are divided among its rows
   bool sections_interleaved = false;
-  bool in_rows = false;   // k goes to its own row of K_cache, there is no v, and rows of no sequence become 0
+  bool in_rows = false;  // k goes to its own row of K_cache, there is no v, and rows of no sequence become 0
   bool paged = false;
   bool scales = false;        // of an 8-bit cache
   bool token_scales = false;  // which are made here
@@ -65,14 +65,14 @@ struct AppendArgs {
   int one_query;      // all queries of a sequence have the angle of the first
   int heads_of_task;  // heads of a token that a warp takes
   int angle_sections;
-  int sections[4];    // pairs of each section
+  int sections[4];  // pairs of each section
   float norm_eps;
 };
 
 // decode/append_gradient: of rows that have been normalised and rotated (AppendConfig::in_rows).
 struct AppendGradientArgs {
-  AppendArgs rows;      // as the call had them: Q and K are read for the norms alone
-  TensorView dQ_out;    // the gradients that are given
+  AppendArgs rows;    // as the call had them: Q and K are read for the norms alone
+  TensorView dQ_out;  // the gradients that are given
   TensorView dK_out;
   TensorView dQ;
   TensorView dK;

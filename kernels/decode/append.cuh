@@ -65,7 +65,8 @@ struct DecodeAppend {
     auto* to = static_cast<Element*>(args.Q_out.data) + decode::offset_of(args.Q_out, token);
     for_each_head<config.q_norm, Key>(args.Q, token, idx, args.tokens_q, first, args.heads_q, args.q_weight,
                                       [&](Key& row, int head_idx, bool exists) {
-                                        if (exists) row.template store<config.dtype>(lane, to + head_idx * args.Q_out.head_stride);
+                                        if (exists)
+                                          row.template store<config.dtype>(lane, to + head_idx * args.Q_out.head_stride);
                                       });
   }
 
@@ -86,8 +87,9 @@ struct DecodeAppend {
         const float scale = most / tile::largest_code<config.cache_dtype>;
         inverse = 1 / scale;
         if (exists && lane == 0) {
-          const_cast<float*>(scales.data)[slot.page * scales.batch_stride + slot.row * scales.seq_stride +
-                                          head_idx * scales.head_stride] = scale;
+          const_cast<float*>(
+              scales.data)[slot.page * scales.batch_stride + slot.row * scales.seq_stride + head_idx * scales.head_stride] =
+              scale;
         }
       } else if constexpr (config.scales) {
         if (exists) inverse = 1 / scales.data[token.batch_idx * scales.batch_stride + head_idx * scales.head_stride];

@@ -52,8 +52,8 @@ struct DecodeAppendGradient {
       Row x;
       x.fill(0);
       if (exists && token.exists) {
-        x.load(lane, static_cast<const Element*>(rows.x.data) + decode::offset_of(rows.x, token) +
-                         head_idx * rows.x.head_stride);
+        x.load(lane,
+               static_cast<const Element*>(rows.x.data) + decode::offset_of(rows.x, token) + head_idx * rows.x.head_stride);
       }
       const float inverse = x.inverse_rms(args.norm_eps);
 #pragma unroll

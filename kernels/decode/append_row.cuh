@@ -121,8 +121,8 @@ __device__ __forceinline__ void store_values(tile::Stored<type>* to, const float
   }
 }
 
-/// The elements of a row that each of its lanes holds. A unit is what a lane moves at a time: a vector, or the two halves of
-/// `vector` pairs, or one pair where a vector has no room for it. Units that are rotated come first.
+/// The elements of a row that each of its lanes holds. A unit is what a lane moves at a time: a vector, or the two halves
+/// of `vector` pairs, or one pair where a vector has no room for it. Units that are rotated come first.
 template <AppendConfig config, int head_dim, bool rotated>
 struct AppendRow {
   static constexpr int dim = head_dim, vector = config.vector, lanes = config.lanes;
@@ -245,7 +245,8 @@ struct Angles {
   }
 
   /// Of token `idx` of `tokens`.
-  __device__ __forceinline__ void load(const AppendArgs& args, int lane, const Token& token, long long idx, long long tokens) {
+  __device__ __forceinline__ void load(const AppendArgs& args, int lane, const Token& token, long long idx,
+                                       long long tokens) {
     if constexpr (Row::rotates) {
       const auto* cosines = static_cast<const Rotary*>(args.cos);
       const auto* sines = static_cast<const Rotary*>(args.sin);

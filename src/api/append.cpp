@@ -113,7 +113,8 @@ void append_backward(const AppendProblem& problem, const AppendBuffers& buffers,
 
 std::size_t append_backward_workspace(const AppendProblem& problem) {
   const AppendProblem p = api::normalise(problem);
-  return 2 * static_cast<std::size_t>(plan::append_gradient_blocks(p)) * static_cast<std::size_t>(p.head_dim) * sizeof(float);
+  return 2 * static_cast<std::size_t>(plan::append_gradient_blocks(p)) * static_cast<std::size_t>(p.head_dim) *
+         sizeof(float);
 }
 
 void prewarm(const AppendProblem& problem, const Options& options) {

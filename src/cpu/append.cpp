@@ -305,8 +305,8 @@ struct GradientWorker {
 void append_backward(const AppendProblem& problem, const AppendBuffers& buffers, const AppendGradients& gradients) {
   const Worker forward{problem, buffers};
   const GradientWorker worker{forward, gradients, plan::append_gradient_blocks(problem)};
-  const double elements = static_cast<double>((forward.queries * problem.heads_q + forward.rows * problem.heads_kv) *
-                                              problem.head_dim);
+  const double elements =
+      static_cast<double>((forward.queries * problem.heads_q + forward.rows * problem.heads_kv) * problem.head_dim);
   const Sharing sharing(32 * elements);
   parallel_for(
       worker.parts, !sharing.is_worth_it(),

@@ -26,7 +26,8 @@ int heads_of_append_task(const AppendProblem& problem);
 /// Blocks of decode/append_gradient, each with its sum of the weights' gradients.
 int append_gradient_blocks(const AppendProblem& problem);
 
-/// The launches of append_backward: gradients of rows and a sum for each block, and where a weight's is wanted the sums' sum.
+/// The launches of append_backward: gradients of rows and a sum for each block, and where a weight's is wanted the sums'
+/// sum.
 std::vector<Launch> lay_out_append_gradients(const AppendProblem& problem, bool weights);
 
 }  // namespace flash_attention::plan

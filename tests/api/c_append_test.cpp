@@ -1,6 +1,9 @@
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cstddef>
 #include <string>
+#include <vector>
 
 #include "flash_attention/c_api.h"
 
@@ -36,6 +39,47 @@ TEST(CAppend, WritesTheNewRowsTurned) {
   problem.scales = 0, problem.cache_dtype = 6, refused("cache_dtype: got 6");
   problem.cache_dtype = -1, buffers.sin = nullptr, refused("sin: got null");
   problem.size += 8, refused("problem->size");
+}
+
+TEST(CAppend, NormsRowsAndGivesTheirGradients) {
+  flash_attention_append_problem problem;
+  flash_attention_append_buffers buffers;
+  flash_attention_append_gradients gradients;
+  flash_attention_append_problem_init(&problem);
+  flash_attention_append_buffers_init(&buffers);
+  flash_attention_append_gradients_init(&gradients);
+  flash_attention_options options;
+  flash_attention_options_init(&options);
+  problem.seq_new = problem.seq_q = 1, problem.head_dim = 2, problem.q_norm = 1, problem.in_rows = 1, problem.norm_eps = 0;
+  const float q[2] = {1, 7}, k[2] = {3, 4}, weight[2] = {10, 20}, dq_out[2] = {1, 0}, dk_out[2] = {5, 6};
+  float q_out[2], k_out[2], dq[2], dk[2], dweight[2];
+  buffers.q = q, buffers.q_out = q_out, buffers.k = k, buffers.k_cache = k_out, buffers.q_norm_weight = weight;
+  ASSERT_EQ(flash_attention_append(&problem, &buffers, &options), FLASH_ATTENTION_OK) << flash_attention_last_error();
+  EXPECT_FLOAT_EQ(q_out[0], 2);
+  EXPECT_FLOAT_EQ(q_out[1], 28);  // the root mean square is 5
+  EXPECT_TRUE(std::equal(k, k + 2, k_out));
+
+  std::size_t bytes = 0;
+  ASSERT_EQ(flash_attention_append_backward_workspace(&problem, &bytes), FLASH_ATTENTION_OK);
+  std::vector<unsigned char> workspace(bytes);
+  gradients.dq_out = dq_out, gradients.dk_out = dk_out, gradients.dq = dq, gradients.dk = dk;
+  gradients.dq_norm_weight = dweight, gradients.workspace = workspace.data();
+  ASSERT_EQ(flash_attention_append_backward(&problem, &buffers, &gradients, &options), FLASH_ATTENTION_OK)
+      << flash_attention_last_error();
+  // q_out[0] = 10 x / r, r^2 = (x^2 + y^2) / 2: its derivatives are 10 (1 / r - x^2 / (2 r^3)) and -10 x y / (2 r^3).
+  EXPECT_FLOAT_EQ(dq[0], 1.96f);
+  EXPECT_FLOAT_EQ(dq[1], -0.28f);
+  EXPECT_FLOAT_EQ(dweight[0], 0.2f);
+  EXPECT_FLOAT_EQ(dweight[1], 0);
+  EXPECT_TRUE(std::equal(dk_out, dk_out + 2, dk));
+
+  const auto refused = [&](const char* words) {
+    EXPECT_EQ(flash_attention_append_backward(&problem, &buffers, &gradients, &options), FLASH_ATTENTION_INVALID_ARGUMENT);
+    EXPECT_NE(std::string(flash_attention_last_error()).find(words), std::string::npos) << flash_attention_last_error();
+  };
+  gradients.dk_norm_weight = dweight, refused("dk_norm_weight");
+  gradients.dk_norm_weight = nullptr, gradients.dq = const_cast<float*>(q), refused("dq");
+  gradients.dq = dq, problem.in_rows = 0, problem.capacity = 1, refused("in_rows");
 }
 
 }  // namespace

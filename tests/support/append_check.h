@@ -11,7 +11,8 @@ namespace flash_attention::testing {
 struct AppendCase {
   std::string name;
   AppendProblem problem;
-  std::vector<std::int32_t> lengths, rotary_offsets, cu_seqlens_new, cu_seqlens_q, sequences, positions, page_table, angle_positions;
+  std::vector<std::int32_t> lengths, rotary_offsets, cu_seqlens_new, cu_seqlens_q, sequences, positions, page_table,
+      angle_positions;
   bool weights = true;        // the norms have some
   bool in_place = false;      // q_out is q
   bool without_room = false;  // some rows have no place: a GPU does not write them, the host refuses

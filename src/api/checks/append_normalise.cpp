@@ -175,7 +175,8 @@ AppendProblem normalise(const AppendProblem& problem) {
   p.q_out_strides = resolve("q_out_strides", p.q_out_strides, p.batch, rows_q, p.heads_q, p.head_dim, one_q);
   p.k_strides = resolve("k_strides", p.k_strides, p.batch, rows_new, p.heads_kv, p.head_dim, one_new);
   p.v_strides = resolve("v_strides", p.v_strides, p.batch, rows_new, p.heads_kv, p.head_dim_v, one_new);
-  p.k_cache_strides = resolve("k_cache_strides", p.k_cache_strides, pages, rows, p.heads_kv, p.head_dim, p.in_rows && one_new);
+  p.k_cache_strides =
+      resolve("k_cache_strides", p.k_cache_strides, pages, rows, p.heads_kv, p.head_dim, p.in_rows && one_new);
   p.v_cache_strides = resolve("v_cache_strides", p.v_cache_strides, pages, rows, p.heads_kv, p.head_dim_v, false);
   for (const bool of_q : {true, false}) {
     Strides &given = of_q ? p.dq_out_strides : p.dk_out_strides, &made = of_q ? p.dq_strides : p.dk_strides;

@@ -137,7 +137,8 @@ void check_overlap(const AppendProblem& p, const AppendBuffers& b) {
   const Extent q = view("q", in_place ? nullptr : b.q, p.dtype, p.q_strides, batch_q, rows_q, p.heads_q, p.head_dim);
   const Extent q_out = view("q_out", b.q_out, p.dtype, p.q_out_strides, batch_q, rows_q, p.heads_q, p.head_dim);
   const bool keys_in_place = p.in_rows && b.k == b.k_cache && p.k_strides == p.k_cache_strides;
-  const Extent k = view("k", keys_in_place ? nullptr : b.k, p.dtype, p.k_strides, batch_new, rows_new, p.heads_kv, p.head_dim);
+  const Extent k =
+      view("k", keys_in_place ? nullptr : b.k, p.dtype, p.k_strides, batch_new, rows_new, p.heads_kv, p.head_dim);
   const Extent v = view("v", b.v, p.dtype, p.v_strides, batch_new, rows_new, p.heads_kv, p.head_dim_v);
   const Extent k_cache = view("k_cache", b.k_cache, *p.cache_dtype, p.k_cache_strides, p.in_rows ? batch_new : pages, rows,
                               p.heads_kv, p.head_dim);
@@ -149,13 +150,20 @@ void check_overlap(const AppendProblem& p, const AppendBuffers& b) {
   const auto weight_size = static_cast<std::int64_t>(size_of(p.norm_dtype));
   const auto refuse_if_shared = [&](std::initializer_list<Extent> outputs) {
     refuse_overlap(
-        outputs, {q, k, v, table("cos", b.cos), table("sin", b.sin), list("lengths", b.lengths, p.batch),
-                  list("rotary_offsets", b.rotary_offsets, p.batch), list("cu_seqlens_new", b.cu_seqlens_new, p.batch + 1),
-                  list("cu_seqlens_q", b.cu_seqlens_q, p.batch + 1), list("sequences", b.sequences, places),
-                  list("positions", b.positions, places), list("page_table", b.page_table, p.batch * p.page_table_stride),
-                  list("angle_positions", b.angle_positions, p.angle_sections * std::max(plan::query_tokens(p), plan::new_tokens(p))),
-                  Extent{"q_norm_weight", static_cast<const char*>(b.q_norm_weight), weight_size, {1, 1, 1, p.head_dim}, {0, 0, 0, 1}},
-                  Extent{"k_norm_weight", static_cast<const char*>(b.k_norm_weight), weight_size, {1, 1, 1, p.head_dim}, {0, 0, 0, 1}}});
+        outputs,
+        {q, k, v, table("cos", b.cos), table("sin", b.sin), list("lengths", b.lengths, p.batch),
+         list("rotary_offsets", b.rotary_offsets, p.batch), list("cu_seqlens_new", b.cu_seqlens_new, p.batch + 1),
+         list("cu_seqlens_q", b.cu_seqlens_q, p.batch + 1), list("sequences", b.sequences, places),
+         list("positions", b.positions, places), list("page_table", b.page_table, p.batch * p.page_table_stride),
+         list("angle_positions", b.angle_positions,
+              p.angle_sections * std::max(plan::query_tokens(p), plan::new_tokens(p))),
+         Extent{
+             "q_norm_weight", static_cast<const char*>(b.q_norm_weight), weight_size, {1, 1, 1, p.head_dim}, {0, 0, 0, 1}},
+         Extent{"k_norm_weight",
+                static_cast<const char*>(b.k_norm_weight),
+                weight_size,
+                {1, 1, 1, p.head_dim},
+                {0, 0, 0, 1}}});
   };
   if (p.page_size == 0 || b.k_cache == b.v_cache) return refuse_if_shared({q_out, k_cache, v_cache});
   // Pages of keys and of values may come from one pool: which are which only the table says.
