@@ -92,7 +92,8 @@ def _prepare_backward(dq_out, dk_out, q, k, *others):
         gradients = torch_ops.detached(gradients)[0]
     _core.prepare_backward(tensors, scalars, gradients, lambda size: torch_ops.workspace(q, size), stream)
     # A weight of another type has its sum rounded; none has an empty one.
-    return dq, dk, *(q.new_empty(0) if w is None else s.to(w.dtype) for w, s in zip((q_weight, k_weight), sums, strict=True))
+    pairs = zip((q_weight, k_weight), sums, strict=True)
+    return dq, dk, *(q.new_empty(0) if weight is None else total.to(weight.dtype) for weight, total in pairs)
 
 
 _INPUTS = (

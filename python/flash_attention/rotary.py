@@ -19,7 +19,7 @@ def rotary_frequencies(
     device: torch.device | str | None = None,
     **wrong: NoReturn,
 ) -> tuple[Tensor, float]:
-    """(frequencies, magnitude): the angle of each pair at position 1, float64 [rotary_dim / 2], and a factor of cos and sin.
+    """(frequencies, magnitude): the angle of each pair at position 1, float64 [rotary_dim / 2]; a factor of cos and sin.
 
     Args:
         scaling: what `rope_scaling` (or `rope_parameters`) of a Hugging Face configuration says. "rope_type" is "default",
