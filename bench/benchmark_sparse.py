@@ -3,8 +3,8 @@
     python bench/benchmark_sparse.py                              # every case, on a GPU
     python bench/benchmark_sparse.py --cases prefill video --json sparse.json
 
-Lists are random, distinct and seeded; those named "near" are of neighbours that agree, as 8 queries that name 24 blocks of 128
-together. Some rows are compared with float64 before anything is timed; L2 is emptied before each call; medians in
+Lists are random, distinct and seeded; those named "near" are of neighbours that agree, as 8 queries that name 24 blocks of
+128 together. Some rows are compared with float64 before anything is timed; L2 is emptied before each call; medians in
 microseconds. TFLOP/s count listed keys alone.
 """
 

@@ -2,9 +2,9 @@
 
     python examples/consistency.py [--steps 400]
 
-The data are ellipses, sequences of points. x(t) = cos(t) data + sin(t) noise leads from a curve, t = 0, to noise, t = pi / 2. A
-consistency function f(x, t) = cos(t) x - sin(t) F(x, t) takes x(t) to the curve in one step, so along the path of the
-probability flow its derivative is zero. Training needs that derivative, and with it
+The data are ellipses, sequences of points. x(t) = cos(t) data + sin(t) noise leads from a curve, t = 0, to noise, t =
+pi / 2. A consistency function f(x, t) = cos(t) x - sin(t) F(x, t) takes x(t) to the curve in one step, so along the path of
+the probability flow its derivative is zero. Training needs that derivative, and with it
 
     dF/dt = (dF/dx) dx/dt + (dF/dt at fixed x)
 
@@ -58,7 +58,7 @@ def ellipses(count):
 
 
 def loss_of(network, data, share):
-    """`share`, from 0 to 1: how much of the tangent counts. It grows, because the first ones are of an untrained network."""
+    """`share`, from 0 to 1: how much of the tangent counts. It grows: the first ones are of an untrained network."""
     t = torch.atan(torch.exp(1.2 * torch.randn(len(data)) - 0.4))
     cos, sin = t.cos()[:, None, None], t.sin()[:, None, None]
     noise = torch.randn_like(data)

@@ -24,8 +24,8 @@ WORK = ROOT / "build" / "wheels"
 REQUIREMENTS = ROOT / "tools" / "requirements" / "wheels.txt"
 STABLE_ABI = ("3.12", "3.13", "3.14")  # any one of these builds the wheel of all
 VERSIONS = ("3.10", "3.11", "stable")
-# A guard against what gets in by mistake. Raised from 3 MB when tuning, lists of keys, statistics and the fixed order came: a
-# seventh more code, each reached by a call of its own.
+# A guard against what gets in by mistake. Raised from 3 MB when tuning, lists of keys, statistics and the fixed order came:
+# a seventh more code, each reached by a call of its own.
 LIMIT_BYTES = 3_500_000
 PLATFORM = f"manylinux_2_28_{platform.machine()}"
 

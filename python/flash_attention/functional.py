@@ -93,7 +93,8 @@ def attention(
         score_mod: score_mod(score, b, h, i, j) -> the score, after all of the above; docs/masks.md (torch alone).
         mask_mod: mask_mod(b, h, i, j) -> whether query i sees key j, besides all of the above (torch alone).
         invariant: a row's bits do not depend on what else is in the call: on other sequences, lengths, capacities, pages,
-            on prefill or decoding; gradients of a sequence on nothing that it is packed with. Implies deterministic. docs/numerics.md.
+            on prefill or decoding; gradients of a sequence on nothing that it is packed with. Implies deterministic.
+            docs/numerics.md.
         tile: (queries, keys) of a tile of the GPU's forward kernel, for experiments; refused by name where it does not fit.
         q_descale, k_descale, v_descale: of torch tensors in float8 (all e4m3fn or all e5m2), which are worth
             code * descale: a number, float32 [1] or [batch, heads_kv]; None = 1. quantize() makes them. Forward only.
@@ -103,8 +104,8 @@ def attention(
         precision: of float32 on a GPU: "fast", on tensor cores from sm_80 on, three products for one, as exact as float32;
             "tf32", one product, with 11 bits of each factor; "ieee", in float32; "auto", "fast", or what
             torch.get_float32_matmul_precision() allows. docs/numerics.md. On a CPU, and for other types, all are the same.
-        key_indices: int32 [batch, seq_q, G, entries], G = 1 or heads_kv: a query sees the keys of its list alone, besides all
-            of the above. One that stands twice counts twice; one outside of the sequence is no key. docs/sparse.md.
+        key_indices: int32 [batch, seq_q, G, entries], G = 1 or heads_kv: a query sees the keys of its list alone, besides
+            all of the above. One that stands twice counts twice; one outside of the sequence is no key. docs/sparse.md.
         key_blocks: int32 [batch, ceil(seq_q / queries), G, entries], G = 1, heads_kv or heads_q: the same by blocks of keys
             that a block of queries sees. One that stands twice counts once.
         key_counts: int32, as key_indices or key_blocks without the last axis: entries from there on are not read.
@@ -195,8 +196,8 @@ def attention_packed(
             [batch, heads_q, max_seqlen_q, max_seqlen_kv].
         hidden_rows: int32 [heads_kv, total_kv, n]; rows count inside each sequence.
         block_mask: as in attention(), with blocks that count inside each sequence, for max_seqlen_q and max_seqlen_kv.
-        key_indices, key_blocks: int32 [total_q, G, entries], of keys or blocks that count inside each sequence; key_block_size
-            is (1, keys).
+        key_indices, key_blocks: int32 [total_q, G, entries], of keys or blocks that count inside each sequence;
+            key_block_size is (1, keys).
 
     The other arguments are those of attention(). Returns out [total_q, heads_q, head_dim_v], or a tuple as attention() does
     with lse and entropy float32 [heads_q, total_q] and key mass [heads_q, total_kv].
@@ -212,8 +213,8 @@ def attention_packed(
         q, k, v, causal, window, softcap, alibi_slopes, bias, mask, hidden_rows, block_mask, key_lengths, seqused_q,
         seqused_kv, sink, dropout_p, seed, offset, scale, "bshd", alignment, (
             deterministic, return_lse, kernel, score_mod, mask_mod, invariant, tile, q_descale, k_descale, v_descale,
-            out_dtype, attention_chunk, precision, return_max_logit, return_key_mass, return_entropy, key_indices, key_blocks,
-            key_counts, key_block_size,
+            out_dtype, attention_chunk, precision, return_max_logit, return_key_mass, return_entropy, key_indices,
+            key_blocks, key_counts, key_block_size,
         ), cu_seqlens_q=cu_seqlens_q, cu_seqlens_kv=cu_seqlens_kv, max_seqlen_q=max_seqlen_q, max_seqlen_kv=max_seqlen_kv,
     )  # fmt: skip
 

@@ -113,7 +113,9 @@ def test_update_writes_the_table_and_the_plots(command, tmp_path):
     assert "NVIDIA Test" in page.read_text() and page.read_text().startswith(before[:200])
     images = {image.stem: image.read_text() for image in (tmp_path / "docs/ladder/images").glob("*.svg")}
     assert len(images) == 2 and all("16 heads" in image for image in images.values())
-    assert all(bar in images["ladder_staircase"] for bar in ("ours, 00: 2<", "ours, 01: 5<"))  # of each rung that was measured
+    assert all(
+        bar in images["ladder_staircase"] for bar in ("ours, 00: 2<", "ours, 01: 5<")
+    )  # of each rung that was measured
 
 
 EXERCISES = {"01": "error    out", "02": "error    out", "03": "race: writes", "04": "error    out", "06": "error    out"}

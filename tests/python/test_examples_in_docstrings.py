@@ -9,7 +9,18 @@ import pytest
 import torch
 from flash_attention import flash_attn, flash_attn_3, flash_attn_4, flash_mla, flashinfer, masks, parallel, sparse, xformers
 
-MODULES = (flash_attention, flash_attn, flash_attn_3, flash_attn_4, flash_mla, flashinfer, masks, parallel, sparse, xformers)
+MODULES = (
+    flash_attention,
+    flash_attn,
+    flash_attn_3,
+    flash_attn_4,
+    flash_mla,
+    flashinfer,
+    masks,
+    parallel,
+    sparse,
+    xformers,
+)
 # tune and its kin measure a GPU; the others need a group of processes or a model: tests/python/parallel.
 NOT_RUN = {"tune", "export_tuned", "import_tuned", "context_attention", "parallelize_transformers"}
 NOT_RUN |= {"register_context_parallel", "unregister_context_parallel", "register_transformers"}

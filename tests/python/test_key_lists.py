@@ -36,7 +36,9 @@ def formula(q, k, v, lists, counts, queries=1, block=1, causal=False, softcap=0.
             score = softcap * torch.tanh(score / softcap) if softcap else score
             seen = times > 0
             terms = [score[seen] + times[seen].log()] + ([] if sink is None else [sink[h].double()[None]])
-            total = torch.logsumexp(torch.cat(terms), 0) if seen.any() or sink is not None else torch.tensor(-math.inf).double()
+            total = (
+                torch.logsumexp(torch.cat(terms), 0) if seen.any() or sink is not None else torch.tensor(-math.inf).double()
+            )
             weight = times[seen] * torch.exp(score[seen] - total) if seen.any() else times[seen]
             out.append(weight @ v[:, h // (heads // heads_kv)].double()[seen])
             lse.append(total)
@@ -82,7 +84,7 @@ def test_is_the_formula_with_gradients(name):
     expected = [
         formula(q[b], k[b], v[b], lists[b], None if counts is None else counts[b], queries, block, **rest) for b in range(2)
     ]
-    wanted, wanted_lse = (torch.stack(parts) for parts in zip(*expected))
+    wanted, wanted_lse = (torch.stack(parts) for parts in zip(*expected, strict=True))
     torch.testing.assert_close(out.double(), wanted, rtol=1e-5, atol=2e-6)
     torch.testing.assert_close(lse.double(), wanted_lse, rtol=1e-5, atol=2e-6)
     inputs = [q, k, v] + ([] if sink is None else [sink])

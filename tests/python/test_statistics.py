@@ -143,11 +143,11 @@ def test_numpy():
 
 def test_what_is_not_computed_is_refused():
     q = k = v = drawn(1, 9, 2, 8)
-    with pytest.raises(NotImplementedError, match="return_entropy: .*score_mod"):
+    with pytest.raises(NotImplementedError, match=r"return_entropy: .*score_mod"):
         attention(q, k, v, return_entropy=True, score_mod=lambda score, b, h, i, j: score * 2)
-    with pytest.raises(NotImplementedError, match="return_key_mass: .*standard"):
+    with pytest.raises(NotImplementedError, match=r"return_key_mass: .*standard"):
         attention(q, k, v, return_key_mass=True, kernel="standard")
-    with pytest.raises(NotImplementedError, match="return_max_logit.*torch.func"):
+    with pytest.raises(NotImplementedError, match=r"return_max_logit.*torch.func"):
         torch.func.grad(lambda q: attention(q, k, v, return_max_logit=True)[0].sum())(q)
     x = drawn(1, 9, 2, 8).requires_grad_()
     entropy = attention(x, k, v, return_entropy=True)[1]

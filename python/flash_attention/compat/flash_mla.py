@@ -149,8 +149,8 @@ def flash_mla_sparse_fwd(
         attn_sink: float32 [heads_q]; out is multiplied by exp(lse) / (exp(lse) + exp(sink)), and lse is without it.
         topk_length: int32 [seq_q]; entries from there on are not read.
 
-    Returns out [seq_q, heads_q, d_v], max_logits and lse, float32 [seq_q, heads_q], natural; of a query without keys 0, -inf
-    and +inf.
+    Returns out [seq_q, heads_q, d_v], max_logits and lse, float32 [seq_q, heads_q], natural; of a query without keys 0,
+    -inf and +inf.
     """
     if wrong:
         refuse_keywords(flash_mla_sparse_fwd, wrong)
@@ -161,7 +161,9 @@ def flash_mla_sparse_fwd(
     _check_columns("kv", q, kv, "d_v", d_v)
     counts = None
     if topk_length is not None:
-        counts = _counts("topk_length", topk_length, q.shape[:1]).view(1, -1, 1).expand(-1, -1, indices.shape[1]).contiguous()
+        counts = (
+            _counts("topk_length", topk_length, q.shape[:1]).view(1, -1, 1).expand(-1, -1, indices.shape[1]).contiguous()
+        )
     out, lse, row_max = _listed(q[None], kv[None], indices[None].contiguous(), counts, d_v, sm_scale)
     out = _with_sink(out, lse, attn_sink)
     return out[0], row_max[0].T.contiguous(), _infinite(lse)[0].T.contiguous()
@@ -210,7 +212,16 @@ def _listed(q, kv, lists, counts, head_dim_v, scale):
         tensors, stream = torch_ops.detached(tensors)
     options = make_options(scale=float(scale))
     _core.forward(
-        tensors, options, out, lse, 0, 0, stream, lambda size: torch_ops.workspace(out, size), latent=latent, row_max=row_max
+        tensors,
+        options,
+        out,
+        lse,
+        0,
+        0,
+        stream,
+        lambda size: torch_ops.workspace(out, size),
+        latent=latent,
+        row_max=row_max,
     )
     return out, lse, row_max
 

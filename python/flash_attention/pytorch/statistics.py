@@ -19,9 +19,7 @@ _MAX_LOGIT, _KEY_MASS, _ENTROPY = (Options._fields.index(name) for name in _ASKE
 def run(tensors, options, seed, offset, return_lse):
     if torch.are_deterministic_algorithms_enabled():
         options = made_deterministic(options)
-    out, lse, _, *statistics = torch.ops.flash_attention.forward_statistics(
-        *tensors[:NUM_TENSORS], *options, seed, offset
-    )
+    out, lse, _, *statistics = torch.ops.flash_attention.forward_statistics(*tensors[:NUM_TENSORS], *options, seed, offset)
     asked = options.return_max_logit, options.return_key_mass, options.return_entropy
     found = [values for values, on in zip(statistics, asked, strict=True) if on]
     return (out, lse, *found) if return_lse else (out, *found)
@@ -118,7 +116,5 @@ def _differentiate(ctx, dout, dlse, _, unused, dkey_mass, dentropy):
     return tuple(found)
 
 
-torch.library.register_autograd(
-    "flash_attention::forward_statistics", _differentiate, setup_context=_save, lib=ops.library
-)
+torch.library.register_autograd("flash_attention::forward_statistics", _differentiate, setup_context=_save, lib=ops.library)
 torch.library.register_autograd("flash_attention::backward_statistics", refuse, lib=ops.library)

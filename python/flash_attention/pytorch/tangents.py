@@ -1,4 +1,4 @@
-"""Forward-mode derivatives of attention(): the tangent of out and lse from those of q, k, v and sink, in O(sequence) memory.
+"""Forward-mode derivatives of attention(): the tangent of out and lse by those of q, k, v and sink, in O(sequence) memory.
 
 With s = scale q k^T, p its softmax and a dot for tangents (docs/numerics.md, "Forward mode"):
 
@@ -9,13 +9,13 @@ The first sum is one that a backward pass has: dq = scale sum_j p (dout v'^T - d
     k' = [k, v], q' = [q, 0]            the same scores, and a dq whose last columns are a sum over v
     v' = [k, k.], dout' = [q., q]       whose product is s. but for the scale
 
-and delta is lse. but for the scale: from out' = sum_j p v', which is a forward pass with v' as values. Under a soft cap s. has
-its derivative in it, which backward applies last: there delta is 0, and a column of ones in k' gives sum_j p s. itself. So
-every kernel serves it, with every mask; a tangent costs about eight times forward."""
+and delta is lse. but for the scale: from out' = sum_j p v', which is a forward pass with v' as values. Under a soft cap s.
+has its derivative in it, which backward applies last: there delta is 0, and a column of ones in k' gives sum_j p s. itself.
+So every kernel serves it, with every mask; a tangent costs about eight times forward."""
 
 import torch
 
-from flash_attention.options import NUM_TENSORS, Options, Tensors
+from flash_attention.options import NUM_TENSORS, Options
 from flash_attention.pytorch.gradients import Held, gradients
 
 _MOST = 576  # columns of a head

@@ -90,7 +90,9 @@ def test_one_tangent_alone(which):
     """By dual tensors, whose other inputs have none."""
     primals, tangents = inputs()
     with forward_ad.dual_level():
-        given = [forward_ad.make_dual(x, t) if n == which else x for n, (x, t) in enumerate(zip(primals, tangents, strict=True))]
+        given = [
+            forward_ad.make_dual(x, t) if n == which else x for n, (x, t) in enumerate(zip(primals, tangents, strict=True))
+        ]
         out, lse = attention(*given[:3], sink=given[3], return_lse=True)
         got = forward_ad.unpack_dual(out).tangent, forward_ad.unpack_dual(lse).tangent
     double = [tensor.double() for tensor in primals]
