@@ -1,5 +1,7 @@
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "emulator/checks/counters.h"
 #include "emulator/emulate.h"
 #include "emulator/wrapper_cases.h"

@@ -1,5 +1,7 @@
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "emulator/together.h"
 #include "emulator/wrapper_cases.h"
 #include "flash_attention/error.h"

@@ -1,5 +1,4 @@
-#include "emulator/instructions/table.h"
-
+#include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <memory>
@@ -8,6 +7,7 @@
 
 #include "emulator/instructions/mbarrier.h"
 #include "emulator/instructions/memory_ops.h"
+#include "emulator/instructions/table.h"
 #include "emulator/instructions/tensor_map.h"
 #include "emulator/machine/address.h"
 

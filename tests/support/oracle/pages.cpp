@@ -1,5 +1,6 @@
 #include "support/oracle/pages.h"
 
+#include <algorithm>
 #include <numeric>
 #include <random>
 
