@@ -76,6 +76,11 @@ ALLOWED_FILES = {
 }
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
+STANDARD = re.compile(r"^\s*#\s*include\s*<([^>]+)>", re.MULTILINE)
+ALGORITHM = re.compile(
+    r"\bstd::(?:(?:any|all|none)_of|clamp|copy_n|count_if|find(?:_if(?:_not)?)?|(?:stable_|partial_|is_)?sort(?:ed)?|(?:lower|upper)_bound|"
+    r"(?:min|max|minmax)_element|nth_element|remove_if|reverse|rotate|shuffle|unique|ranges::\w+)\b"
+)
 SOURCES = {".h", ".hpp", ".cpp", ".c", ".cu", ".cuh"}
 
 
@@ -115,7 +120,32 @@ def wrong_edges() -> list[str]:
     return wrong
 
 
+def reached_headers(file: Path, seen: set[Path]) -> set[str]:
+    """The standard headers that a file includes, itself or through ours."""
+    if file in seen:
+        return set()
+    seen.add(file)
+    text = file.read_text(encoding="utf-8")
+    headers = set(STANDARD.findall(text))
+    for name in INCLUDE.findall(text):
+        if (target := resolve(file, name)) is not None:
+            headers |= reached_headers(ROOT / target, seen)
+    return headers
+
+
+def without_algorithm() -> list[str]:
+    """Files that name an algorithm without its header, which older standard libraries bring with other headers."""
+    return [
+        f"{file.relative_to(ROOT).as_posix()}: names {found.group()} without #include <algorithm>"
+        for top in ("include", "src", "cli", "python", "tests")
+        for file in sorted((ROOT / top).rglob("*"))
+        if file.suffix in SOURCES
+        and (found := ALGORITHM.search(file.read_text(encoding="utf-8")))
+        and "algorithm" not in reached_headers(file, set())
+    ]
+
+
 if __name__ == "__main__":
-    problems = wrong_edges()
+    problems = wrong_edges() + without_algorithm()
     print("\n".join(problems), end="\n" if problems else "")
     sys.exit(1 if problems else 0)

@@ -60,3 +60,14 @@ def test_an_allowed_edge_is_not(house, source, target):
     house(target)
     house(source, f'#include "{target.removeprefix("src/").removeprefix("kernels/")}"\n')
     assert check_includes.wrong_edges() == []
+
+
+def test_no_file_names_an_algorithm_without_its_header():
+    assert check_includes.without_algorithm() == []
+
+
+def test_an_algorithm_without_its_header_is_found(house):
+    house("src/plan/a.cpp", "int f() { return std::find_if(a, b, c) - a; }")
+    house("src/plan/b.cpp", '#include "plan/c.h"\nint g() { return std::clamp(1, 2, 3); }')
+    house("src/plan/c.h", "#include <algorithm>")
+    assert check_includes.without_algorithm() == ["src/plan/a.cpp: names std::find_if without #include <algorithm>"]

@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "kernels/emulated.h"
 
 namespace flash_attention::testing {
