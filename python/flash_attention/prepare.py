@@ -33,7 +33,8 @@ def prepare_qk(
 ) -> tuple[Tensor, Tensor]:
     """(q, k), normalised and rotated, for attention(). What is not given is not done.
 
-        cos, sin = rotary_tables(4096, 128, 500000.0, scaling={"rope_type": "llama3", ...})
+        cos, sin = rotary_tables(4096, q.shape[-1], 500000.0)
+        q_weight, k_weight = torch.ones(q.shape[-1]), torch.ones(k.shape[-1])
         q, k = prepare_qk(q, k, q_norm=q_weight, k_norm=k_weight, cos=cos, sin=sin)
         out = attention(q, k, v, causal=True)
 

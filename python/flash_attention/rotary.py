@@ -21,6 +21,8 @@ def rotary_frequencies(
 ) -> tuple[Tensor, float]:
     """(frequencies, magnitude): the angle of each pair at position 1, float64 [rotary_dim / 2]; a factor of cos and sin.
 
+        frequencies, magnitude = rotary_frequencies(128, 500000.0, scaling={"rope_type": "linear", "factor": 4.0})
+
     Args:
         scaling: what `rope_scaling` (or `rope_parameters`) of a Hugging Face configuration says. "rope_type" is "default",
             "linear" (factor), "yarn" (factor, original_max_position_embeddings, beta_fast, beta_slow, attention_factor,
@@ -52,6 +54,9 @@ def rotary_tables(
     **wrong: NoReturn,
 ) -> tuple[Tensor, Tensor]:
     """(cos, sin), [positions, rotary_dim / 2], computed in float64 and rounded once.
+
+        cos, sin = rotary_tables(4096, 64)
+        q, k = prepare_qk(q, k, cos=cos, sin=sin)
 
     positions: how many, from 0 on, or a tensor of them. The others: see rotary_frequencies().
     """
