@@ -228,6 +228,6 @@ PLANTS = (
         "src/api/checks/window.cpp",
         "!p.left_padding && (p.alignment",
         "(p.alignment",
-        "cpu_test *left_padding_one_chunk*",
+        "cpu_test */CpuContract.*left_padding_one_chunk*",
     ),
 )

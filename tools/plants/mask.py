@@ -5,6 +5,7 @@ from .plant import Plant
 BYTES, WORDS, MAP = "kernels/mask/bytes.cuh", "kernels/mask/words.cuh", "kernels/mask/tile_map.cuh"
 ROWS, VOTES, BITS = "kernels/mask/program_rows.cuh", "kernels/mask/votes.cuh", "kernels/mask/mask_bits.cuh"
 LISTED, APPEND = "kernels/mask/listed_blocks.cuh", "kernels/decode/append.cuh"
+APPEND_ROW = "kernels/decode/append_row.cuh"
 MASKS = "kernels_emulated_test */ForwardSm90Masks.* */PreparedMasks.*"
 BACKWARD = "kernels_emulated_test */BackwardSm90*.*mask* */BackwardSm90*.*rows* */BackwardSm90*.*block*"
 SM80 = "kernels_emulated_test */ForwardSm80*.*mask* */ForwardSm80*.*rows* */ForwardSm80*.*block*"
@@ -171,21 +172,21 @@ PLANTS = (
     ),
     Plant(
         "a row belongs to the first sequence that begins there",
-        APPEND,
+        APPEND_ROW,
         "if (starts[middle] <= row) {",
         "if (starts[middle] < row) {",
         NEW_ROWS,
     ),
     Plant(
         "the angle is that of the first new row",
-        APPEND,
+        APPEND_ROW,
         "(args.rotary_offsets != nullptr ? args.rotary_offsets[token.batch_idx] : length) + (same_angle ? 0 : step);",
         "(args.rotary_offsets != nullptr ? args.rotary_offsets[token.batch_idx] : length);",
         NEW_ROWS,
     ),
     Plant(
         "the scale of a row is that of its first lanes",
-        APPEND,
+        APPEND_ROW,
         "for (int step = 1; step < lanes; step *= 2) most = ptx::max(most, ptx::shuffle_xor(most, step));",
         "for (int step = 1; step < lanes / 2; step *= 2) most = ptx::max(most, ptx::shuffle_xor(most, step));",
         NEW_ROWS,
@@ -193,8 +194,8 @@ PLANTS = (
     Plant(
         "values have the scale of keys",
         APPEND,
-        "args.V, args.V_cache, args.V_scale, args.head_dim_v);",
-        "args.V, args.V_cache, args.K_scale, args.head_dim_v);",
+        "args.V_scale, nullptr);",
+        "args.K_scale, nullptr);",
         NEW_ROWS,
     ),
 )

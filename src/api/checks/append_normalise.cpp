@@ -73,14 +73,14 @@ void check_rotary(AppendProblem& p) {
 
 void check_angles(AppendProblem& p) {
   check_range("angle_sections", p.angle_sections, 0, static_cast<std::int64_t>(p.rotary_sections.size()));
-  const std::int64_t turned = std::accumulate(p.rotary_sections.begin(), p.rotary_sections.end(), std::int64_t{0});
+  const std::int64_t pairs = std::accumulate(p.rotary_sections.begin(), p.rotary_sections.end(), std::int64_t{0});
   if (p.angle_sections <= 1) {
-    require(turned == 0, "rotary_sections", turned, "there are no sections: angle_sections is not 2 and up");
+    require(pairs == 0, "rotary_sections", pairs, "there are no sections: angle_sections is not 2 and up");
     require(!p.sections_interleaved, "sections_interleaved", std::int64_t{1}, "there are no sections");
   } else {
     for (std::size_t i = 0; i < p.rotary_sections.size(); ++i)
       check_range("rotary_sections", p.rotary_sections[i], 0, static_cast<std::int64_t>(i) < p.angle_sections ? most : 0);
-    require(turned == p.rotary_dim / 2, "rotary_sections", turned, "the pairs of all sections must be rotary_dim / 2");
+    require(pairs == p.rotary_dim / 2, "rotary_sections", pairs, "the pairs of all sections must be rotary_dim / 2");
   }
   if (p.angle_sections == 0) return;
   require(p.rotary_dim > 0, "angle_sections", p.angle_sections, "rotary_dim is 0: nothing is rotated");
