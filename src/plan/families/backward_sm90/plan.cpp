@@ -283,6 +283,7 @@ Answer plan_backward(const Request& r) {
   }
   if (r.num_stages > 0) {
     if (r.num_stages == 1 || is_split_by_columns(r.problem)) return Refusal{"has two stages or more, and one way for wide heads"};
+    if (structure.warpgroups == 3 && r.num_stages != 3) return Refusal{"192 keys have three stages"};
     structure.stages = r.num_stages;
   }
   Plan plan = lay_out_sm90_backward(r, true, structure);

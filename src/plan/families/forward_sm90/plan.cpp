@@ -339,6 +339,7 @@ std::string reject_stages_and_splits(const Request& r, const Sm90Tile& tile) {
   if (is_wide(p)) return "heads wider than 256 have one way";
   const int fits = asked_config(r, {tile.block_q, tile.block_kv}, r.num_stages).num_stages;
   if (r.num_stages == 1 || fits < r.num_stages) return "so many stages do not fit, or they are fewer than two";
+  if (r.num_stages > 4 && tile.block_q > 64) return "the barriers of more than four stages do not fit beside so many rows";
   if (r.num_splits <= 1) return "";
   if (!splits_keys(r)) return "keys are split where there are no options, lengths, masks or edges, and more than 64 queries";
   return r.num_splits <= (p.seq_kv + tile.block_kv - 1) / tile.block_kv ? "" : "there are fewer tiles of keys";
