@@ -1,4 +1,4 @@
-"""python bench/visualize_parallel.py docs/images: what context parallelism should reach on 8 to 1024 GPUs, as SVG.
+"""python bench/visualize_parallel.py docs/images: what context parallelism should reach on 8 to 1024 GPUs, as SVG and PNG.
 
 Figures of flash_attention.parallel.plan(), a model: docs/parallel.md says what is in it. Nothing here is measured.
 """
@@ -10,7 +10,7 @@ from pathlib import Path
 import package  # noqa: F401 (makes flash_attention importable)
 from flash_attention.parallel import plan
 from flash_attention.parallel.planner import H100_NODES, HDR_NODES
-from report import svg
+from report import write_charts
 from report.charts import Chart
 
 WORLDS = (8, 16, 32, 64, 128, 256, 512, 1024)
@@ -61,9 +61,7 @@ def main():
         print(f"visualize_parallel: {directory}: no such folder", file=sys.stderr)
         return 2
     for each in charts():
-        path = directory / f"{each.name}.svg"
-        path.write_text(svg.draw(each).replace("<title>", f"<style>{svg.STYLE}</style><title>", 1) + "\n")
-        print(path)
+        print(*write_charts([each], directory))
         header, rows = each.table()
         for row in [header, *rows]:
             print("| " + " | ".join(row) + " |")

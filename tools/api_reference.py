@@ -11,12 +11,15 @@ ROOT = Path(__file__).resolve().parent.parent
 HEADERS = ROOT / "include" / "flash_attention"
 MODULES = (
     "flash_attention",
+    "flash_attention.masks",
+    "flash_attention.sparse",
+    "flash_attention.parallel",
     "flash_attention.flash_attn",
     "flash_attention.flash_attn_3",
     "flash_attention.flash_attn_4",
+    "flash_attention.flash_mla",
     "flash_attention.flashinfer",
     "flash_attention.xformers",
-    "flash_attention.parallel",
 )
 
 
@@ -85,15 +88,20 @@ def python_module(name: str) -> list[str]:
         if entry == "jax":  # imports JAX
             continue
         value = getattr(module, entry)
-        if not (inspect.isfunction(value) or inspect.isclass(value)):
+        if not callable(value):
             continue
-        lines += [f"### {name}.{entry}", "", "```python", call_of(entry, value), "```", ""]
+        lines += [f"### {name}.{entry} {{ data-toc-label='{entry}' }}", "", "```python", call_of(entry, value), "```", ""]
         lines += as_markdown(inspect.getdoc(value) or "")
     return lines
 
 
 def python_page() -> str:
-    lines = ["# Python reference", "", "Written from the docstrings; [python.md](../docs/python.md) explains.", ""]
+    lines = [
+        "# Python reference",
+        "",
+        "Every public function, from its docstring. [Python, explained](../docs/python.md) begins with examples.",
+        "",
+    ]
     for name in MODULES:
         lines += python_module(name)
     return "\n".join(lines)

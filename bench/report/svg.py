@@ -1,12 +1,13 @@
 """Charts as SVG text. Colours are attributes, which every viewer shows; the style sheet replaces them in the dark."""
 
 import math
+import textwrap
 from html import escape
 
 from .charts import cell
 
 WIDTH, HEIGHT = 860, 320
-TITLE = 26  # height of the line above the drawing
+TITLE, TITLE_LINE, TITLE_LETTERS = 26, 16, 105  # height of a line above the drawing, of more of them; letters of one
 LEFT, RIGHT, TOP, BOTTOM = 64, 16, 14, 44
 LIGHT = (
     "#d1495b", "#1b7fbd", "#2e8b57", "#e08e0b", "#7d4fb3", "#008b8b",
@@ -68,21 +69,26 @@ def draw(chart):
     """A complete <svg> element."""
     body, height = {"bars": bars, "lines": lines, "heat": heat, "points": points}[chart.kind](chart)
     keys = [] if chart.kind == "heat" or len(chart.series) == 1 else legend(list(chart.series), height)
-    height += TITLE + (18 * math.ceil(len(chart.series) / 5) if keys else 0)
-    title = escape(chart.title)
+    title, heading = escape(chart.title), title_lines(chart)
+    above = TITLE + TITLE_LINE * (len(heading) - 1)
+    height += above + (18 * math.ceil(len(chart.series) / 5) if keys else 0)
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{title}">',
             f"<title>{title}</title>",
             f'<rect x="0" y="0" width="{WIDTH}" height="{height}" fill="{PAPER[0]}" class="paper"/>',
-            text(LEFT, TITLE - 8, chart.title, "start", size=13),
-            f'<g transform="translate(0 {TITLE})">',
+            *(text(LEFT, TITLE - 8 + TITLE_LINE * n, line, "start", size=13) for n, line in enumerate(heading)),
+            f'<g transform="translate(0 {above})">',
             *body,
             *keys,
             "</g>",
             "</svg>",
         ]
     )
+
+
+def title_lines(chart):
+    return textwrap.wrap(chart.title, TITLE_LETTERS)
 
 
 def text(x, y, words, anchor="middle", small=False, turn=None, size=11):
@@ -94,26 +100,36 @@ def text(x, y, words, anchor="middle", small=False, turn=None, size=11):
     )
 
 
-def colour_index(name):
+def usual_colour(name):
     """An entry has the same colour in every chart; rungs of the ladder ("06_mma") go through all colours in turn."""
-    if name[:2].isdigit():
+    if name[:2].isdigit() and "_" in name:
         return int(name[:2]) % len(LIGHT)
     return ENTRIES.index(name) if name in ENTRIES else sum(map(ord, name)) % len(LIGHT)
 
 
-def fill(name):
-    return f'fill="{LIGHT[colour_index(name)]}" class="f{colour_index(name)}"'
+def colours(names):
+    """{name: number of its colour}: the usual one, or the next that no name of the chart has, while there are some."""
+    found = {}
+    for name in sorted(names, key=lambda name: name not in ENTRIES):
+        usual = usual_colour(name)
+        turns = [(usual + n) % len(LIGHT) for n in range(len(LIGHT))]
+        found[name] = next((colour for colour in turns if colour not in found.values()), usual)
+    return found
 
 
-def stroke(name):
-    return f'stroke="{LIGHT[colour_index(name)]}" class="s{colour_index(name)}"'
+def fill(colour):
+    return f'fill="{LIGHT[colour]}" class="f{colour}"'
+
+
+def stroke(colour):
+    return f'stroke="{LIGHT[colour]}" class="s{colour}"'
 
 
 def legend(names, top):
-    keys = []
+    keys, colour = [], colours(names)
     for i, name in enumerate(names):
         x, y = LEFT + (i % 5) * 156, top + 4 + i // 5 * 18
-        keys.append(f'<rect x="{x}" y="{y}" width="10" height="10" {fill(name)}/>')
+        keys.append(f'<rect x="{x}" y="{y}" width="10" height="10" {fill(colour[name])}/>')
         keys.append(text(x + 15, y + 9, name, "start"))
     return keys
 
@@ -138,7 +154,7 @@ def bars(chart):
     held = values_of(chart)
     bounds = (min(held) / 2, max(held) * 1.5) if chart.log_y else (0, max(held) * 1.18)
     y_axis = Axis(*bounds, HEIGHT - BOTTOM, TOP, log=chart.log_y)
-    parts = frame(chart, y_axis)
+    parts, colour = frame(chart, y_axis), colours(chart.series)
     slot = (WIDTH - LEFT - RIGHT) / len(chart.x)
     width = min(26, slot * 0.86 / len(chart.series))
     stagger = 11 if max(len(str(label)) for label in chart.x) * 7 > slot else 0  # long labels on two lines in turn
@@ -153,7 +169,7 @@ def bars(chart):
             fade = ' fill-opacity="0.5"' if (name, column) in chart.unsure else ""
             parts.append(
                 f'<rect x="{x:.1f}" y="{y:.1f}" width="{width * 0.9:.1f}" height="{HEIGHT - BOTTOM - y:.1f}" '
-                f"{fill(name)}{fade}><title>{escape(name)}, {label}: {chart.text(name, column)}</title></rect>"
+                f"{fill(colour[name])}{fade}><title>{escape(name)}, {label}: {chart.text(name, column)}</title></rect>"
             )
             if width >= 7:
                 parts.append(text(x + width / 2 + 3, y - 3, chart.text(name, column), "start", small=True, turn=-90))
@@ -164,19 +180,18 @@ def lines(chart):
     held = values_of(chart)
     y_axis = Axis(min(held), max(held), HEIGHT - BOTTOM, TOP, chart.log_y)
     x_axis = Axis(min(chart.x), max(chart.x), LEFT + 20, WIDTH - RIGHT - 20, chart.log_x)
-    parts = frame(chart, y_axis)
+    parts, colour = frame(chart, y_axis), colours(chart.series)
     parts += [text(x_axis.at(x), HEIGHT - BOTTOM + 16, x) for x in chart.x]
     for name, values in chart.series.items():
         places = [(x_axis.at(x), y_axis.at(v), x, v) for x, v in zip(chart.x, values, strict=True) if v is not None]
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y, _, _ in places)
-        parts.append(f'<polyline points="{path}" fill="none" {stroke(name)} stroke-width="2"/>')
-        parts += [dot(x, y, name, f"{at}: {cell(v)}") for x, y, at, v in places]
+        parts.append(f'<polyline points="{path}" fill="none" {stroke(colour[name])} stroke-width="2"/>')
+        parts += [dot(x, y, colour[name], f"{name}: {at}: {cell(v)}") for x, y, at, v in places]
     return parts, HEIGHT
 
 
-def dot(x, y, name, words):
-    words = escape(f"{name}: {words}")
-    return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" {fill(name)}><title>{words}</title></circle>'
+def dot(x, y, colour, words):
+    return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" {fill(colour)}><title>{escape(words)}</title></circle>'
 
 
 def points(chart):
@@ -185,7 +200,7 @@ def points(chart):
     xs, ys = [x for x, _ in held] + [roof / slope], [y for _, y in held] + [roof]
     x_axis = Axis(min(xs) / 1.5, max(xs) * 1.5, LEFT + 20, WIDTH - RIGHT - 20, log=True)
     y_axis = Axis(min(ys) / 1.5, max(ys) * 1.3, HEIGHT - BOTTOM, TOP, log=True)
-    parts = frame(chart, y_axis)
+    parts, colour = frame(chart, y_axis), colours(chart.series)
     parts += [text(x_axis.at(t), HEIGHT - BOTTOM + 16, cell(float(t))) for t in x_axis.ticks()]
     start = max(10**x_axis.low, 10**y_axis.low / slope)
     knee, end = roof / slope, 10**x_axis.high
@@ -195,7 +210,9 @@ def points(chart):
     if len(held) <= LABELLED_POINTS:
         parts += point_labels(chart, x_axis, y_axis)
     for name, values in chart.series.items():
-        parts += [dot(x_axis.at(x), y_axis.at(y), name, f"{cell(y)} TFLOP/s at {cell(x)}") for x, y in values]
+        parts += [
+            dot(x_axis.at(x), y_axis.at(y), colour[name], f"{name}: {cell(y)} TFLOP/s at {cell(x)}") for x, y in values
+        ]
     return parts, HEIGHT
 
 

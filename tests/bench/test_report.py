@@ -136,6 +136,40 @@ def test_any_viewer_shows_colours_and_the_title(files, tmp_path):
             assert image.open(picture).convert("L").crop((0, 0, 860, 26)).getextrema()[0] < 100, "no title"
 
 
+def test_series_of_a_chart_have_different_colours():
+    names = ["NVLink 4 + NDR", "NVLink 5 + MDR", "N 4VLink + NDR", "ours", "sdpa_cudnn"]
+    found = svg.colours(names)  # the first and the third have the same letters
+    assert len(set(found.values())) == len(names) and list(found) != names
+    assert found["ours"] == svg.colours(["ours"])["ours"] and found["sdpa_cudnn"] == svg.ENTRIES.index("sdpa_cudnn")
+    assert len(svg.colours([f"{n:02}_rung" for n in range(17)])) == 17  # more than there are colours
+
+
+@pytest.mark.parametrize("words", [3, 30])
+def test_a_title_is_whole(words):
+    title = " ".join(["eleven char"] * words)
+    drawn = ElementTree.fromstring(svg.draw(charts.Chart("a", title, "bars", "", "", ["x"], {"ours": [1.0]})))
+    lines = [text.text for text in drawn.findall("{http://www.w3.org/2000/svg}text")]
+    assert " ".join(lines) == title and max(map(len, lines)) <= 105
+
+
+PICTURES = Path(__file__).resolve().parents[2] / "docs"
+CHARTS = [path for path in sorted(PICTURES.rglob("*.svg")) if path.stem.startswith(("forward", "ladder", "parallel"))]
+
+
+@pytest.mark.parametrize("chart", CHARTS, ids=lambda path: path.stem)
+def test_a_chart_of_the_documents_has_a_png_beside_it(chart):
+    assert chart.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.skipif(shutil.which("rsvg-convert") is None, reason="librsvg's rsvg-convert is not installed")
+@pytest.mark.parametrize("drawing", sorted(PICTURES.rglob("*.svg")), ids=lambda path: path.stem)
+def test_any_viewer_shows_a_picture_of_the_documents(drawing, tmp_path):
+    image = pytest.importorskip("PIL.Image")
+    subprocess.run(["rsvg-convert", "--output", tmp_path / "picture.png", drawing], check=True)
+    assert len(image.open(tmp_path / "picture.png").convert("RGB").getcolors(1 << 24)) > 2
+    assert drawing not in CHARTS or "prefers-color-scheme:dark" in drawing.read_text()
+
+
 def test_bars_are_as_high_as_their_values(files):
     chart = panels.speed_charts(files[0].measured())[0]
     heights = [float(h) for h in re.findall(r'height="([\d.]+)" fill="#d1495b" class="f0">', svg.draw(chart))]
