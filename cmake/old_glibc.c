@@ -1,4 +1,4 @@
-// Lets an extension that is linked on a new Linux load with glibc 2.28 (cmake/old_glibc.cmake; x86-64 alone).
+// Lets an extension that is linked on a new Linux load with glibc 2.28 (cmake/old_glibc.cmake; x86-64 and AArch64).
 //
 // glibc gives a symbol a new version when its home or its meaning changes, and the linker takes the newest. Here each such
 // function has a twin `__wrap_NAME`, to which the linker's option --wrap sends every call, also those from the static C++
@@ -11,6 +11,19 @@
 #include <sys/stat.h>
 #include <time.h>
 
+// "First" is the version of what glibc had from its beginning on that processor, which on AArch64 is all that is forwarded.
+#if defined(__aarch64__)
+#define JUMP_TO(name) "  b " name "\n"
+#define FIRST "2.17"
+#define NEWER(version) FIRST
+#define VERSION_OF_STAT 0
+#else
+#define JUMP_TO(name) "  jmp " name "@PLT\n"
+#define FIRST "2.2.5"
+#define NEWER(version) version
+#define VERSION_OF_STAT 1
+#endif
+
 #define FORWARD(name, version)                              \
   __asm__(".symver old_" #name ", " #name "@GLIBC_" version \
           "\n"                                              \
@@ -19,48 +32,47 @@
           ".hidden __wrap_" #name                           \
           "\n"                                              \
           ".type __wrap_" #name                             \
-          ", @function\n"                                   \
+          ", %function\n"                                   \
           "__wrap_" #name                                   \
           ":\n"                                             \
-          "  jmp old_" #name                                \
-          "@PLT\n"                                          \
+          JUMP_TO("old_" #name)                             \
           ".size __wrap_" #name ", . - __wrap_" #name "\n");
 
-FORWARD(dladdr, "2.2.5")
-FORWARD(dlclose, "2.2.5")
-FORWARD(dlerror, "2.2.5")
-FORWARD(dlopen, "2.2.5")
-FORWARD(dlsym, "2.2.5")
-FORWARD(exp, "2.2.5")
-FORWARD(exp2, "2.2.5")
-FORWARD(log, "2.2.5")
-FORWARD(log2, "2.2.5")
-FORWARD(pow, "2.2.5")
-FORWARD(__pthread_key_create, "2.2.5")
-FORWARD(pthread_create, "2.2.5")
-FORWARD(pthread_detach, "2.2.5")
-FORWARD(pthread_getspecific, "2.2.5")
-FORWARD(pthread_join, "2.2.5")
-FORWARD(pthread_key_create, "2.2.5")
-FORWARD(pthread_key_delete, "2.2.5")
-FORWARD(pthread_mutex_trylock, "2.2.5")
-FORWARD(pthread_once, "2.2.5")
-FORWARD(pthread_rwlock_rdlock, "2.2.5")
-FORWARD(pthread_rwlock_unlock, "2.2.5")
-FORWARD(pthread_rwlock_wrlock, "2.2.5")
-FORWARD(pthread_setaffinity_np, "2.3.4")
-FORWARD(pthread_setspecific, "2.2.5")
+FORWARD(dladdr, FIRST)
+FORWARD(dlclose, FIRST)
+FORWARD(dlerror, FIRST)
+FORWARD(dlopen, FIRST)
+FORWARD(dlsym, FIRST)
+FORWARD(exp, FIRST)
+FORWARD(exp2, FIRST)
+FORWARD(log, FIRST)
+FORWARD(log2, FIRST)
+FORWARD(pow, FIRST)
+FORWARD(__pthread_key_create, FIRST)
+FORWARD(pthread_create, FIRST)
+FORWARD(pthread_detach, FIRST)
+FORWARD(pthread_getspecific, FIRST)
+FORWARD(pthread_join, FIRST)
+FORWARD(pthread_key_create, FIRST)
+FORWARD(pthread_key_delete, FIRST)
+FORWARD(pthread_mutex_trylock, FIRST)
+FORWARD(pthread_once, FIRST)
+FORWARD(pthread_rwlock_rdlock, FIRST)
+FORWARD(pthread_rwlock_unlock, FIRST)
+FORWARD(pthread_rwlock_wrlock, FIRST)
+FORWARD(pthread_setaffinity_np, NEWER("2.3.4"))
+FORWARD(pthread_setspecific, FIRST)
 
 #define HIDDEN __attribute__((visibility("hidden"), used))
 
-// Before 2.33 the headers called these three with the version of the struct, which is 1 on x86-64.
+// Before 2.33 the headers called these three with the version of the struct, VERSION_OF_STAT.
 int __xstat(int version, const char* path, struct stat* status);
 int __lxstat(int version, const char* path, struct stat* status);
 int __fxstat(int version, int file, struct stat* status);
-HIDDEN int __wrap_stat(const char* path, struct stat* status) { return __xstat(1, path, status); }
-HIDDEN int __wrap_lstat(const char* path, struct stat* status) { return __lxstat(1, path, status); }
-HIDDEN int __wrap_fstat(int file, struct stat* status) { return __fxstat(1, file, status); }
-HIDDEN int __wrap_fstat64(int file, struct stat* status) { return __fxstat(1, file, status); }
+HIDDEN int __wrap_stat(const char* path, struct stat* status) { return __xstat(VERSION_OF_STAT, path, status); }
+HIDDEN int __wrap_lstat(const char* path, struct stat* status) { return __lxstat(VERSION_OF_STAT, path, status); }
+HIDDEN int __wrap_fstat(int file, struct stat* status) { return __fxstat(VERSION_OF_STAT, file, status); }
+HIDDEN int __wrap_fstat64(int file, struct stat* status) { return __fxstat(VERSION_OF_STAT, file, status); }
 
 // Whether the process has one thread, for which the C++ library leaves atomic operations out: never.
 HIDDEN char __wrap___libc_single_threaded = 0;

