@@ -14,11 +14,22 @@ from torch import Tensor
 from flash_attention import _core, merge_states
 from flash_attention.arguments.keywords import refuse_keywords
 from flash_attention.arguments.options import make_options
+from flash_attention.compat.flash_mla_rows import new_fp8_cache, read_fp8_cache, views_of, write_fp8_cache
 from flash_attention.options import Tensors
 from flash_attention.pytorch import ops as torch_ops
 from flash_attention.torch_cache import attention_over_cache
 
-__all__ = ["FlashMLASchedMeta", "flash_mla_sparse_fwd", "flash_mla_with_kvcache", "get_mla_metadata"]
+__all__ = [
+    "FlashMLASchedMeta",
+    "flash_mla_sparse_fwd",
+    "flash_mla_with_kvcache",
+    "get_mla_metadata",
+    "new_fp8_cache",
+    "read_fp8_cache",
+    "write_fp8_cache",
+]
+
+_EXPANDED_BYTES = 1 << 28  # of rows of 8 bits that are expanded at a time
 
 
 @dataclasses.dataclass
@@ -73,11 +84,10 @@ def flash_mla_with_kvcache(
         causal: the last query sees the last key, the one before it one less.
         is_fp8_kvcache: k_cache is float8_e4m3fn, or the bytes of it, and worth code * k_scale.
         k_scale: this library's own: a number, float32 [1], [batch, heads_k], or [num_pages, page_size, heads_k].
-        indices: int32 [batch, seq_q, topk], instead of block_table, cache_seqlens and causal: the slots, page * page_size +
-            row, of the keys that each query attends to. Negative ones, and those past the cache, are no keys. The cache is
-            of 16 or 32 bits, or with is_fp8_kvcache rows of 656 bytes (512 float8_e4m3fn, 4 float32 scales of 128 columns
-            each, 64 bfloat16) or pages of 584 bytes a row (448 float8_e4m3fn and 64 bfloat16 a row, then 7 scales and a
-            spare byte a row, powers of two in e8m0 of 64 columns each), whose listed rows are expanded to q's type.
+        indices: int32 [batch, seq_q, topk]: the slots, page * page_size + row, of the keys that each query attends to.
+            Negative ones, and those past the cache, are no keys. block_table and cache_seqlens are not read then, as in
+            FlashMLA, and causal is False. The cache is of 16 or 32 bits, or with is_fp8_kvcache of rows of 656 or 584
+            bytes, as write_fp8_cache writes them, which are expanded to q's type first.
         topk_length: int32 [batch]; entries of indices from there on are not read.
         attn_sink: float32 [heads_q]; out is multiplied by exp(lse) / (exp(lse) + exp(sink)), and lse is without it.
         extra_k_cache, extra_indices_in_kvcache, extra_topk_length: a second cache of the same kind with lists of its own;
@@ -90,9 +100,8 @@ def flash_mla_with_kvcache(
         refuse_keywords(flash_mla_with_kvcache, wrong)
     if indices is not None:
         caches = _caches(q, k_cache, indices, topk_length, extra_k_cache, extra_indices_in_kvcache, extra_topk_length)
-        for name, value in (("block_table", block_table), ("cache_seqlens", cache_seqlens), ("k_scale", k_scale)):
-            if value is not None:
-                raise ValueError(f"{name}: got a value; expected None, which goes with indices")
+        if k_scale is not None:
+            raise ValueError("k_scale: got a value; expected None, which goes with indices")
         if causal:
             raise ValueError("causal: got True; expected False, which goes with indices")
         return _over_slots(q, caches, head_dim_v, softmax_scale, is_fp8_kvcache, attn_sink)
@@ -172,18 +181,8 @@ def flash_mla_sparse_fwd(
 def _over_slots(q, caches, head_dim_v, scale, is_fp8, attn_sink):
     """Attention over one cache or two, by slots."""
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    if is_fp8:  # the listed rows of all caches, side by side: each query has a sequence of its own
-        rows, listed = zip(*(_expanded(q, *cache) for cache in caches), strict=True)
-        kv, listed = torch.cat(rows, 2), torch.cat(listed, 2)
-        places = torch.arange(listed.shape[2], device=q.device, dtype=torch.int32)
-        named = torch.where(listed, places, -1)
-        batch, seq_q, topk = named.shape
-        _check_columns("k_cache", q, kv, "head_dim_v", head_dim_v)
-        out, lse, _ = _listed(
-            q.flatten(0, 1).unsqueeze(1), kv.view(batch * seq_q, topk, 1, -1), named.view(-1, 1, 1, topk), None, head_dim_v,
-            scale,
-        )  # fmt: skip
-        out, lse = out.view(batch, seq_q, *out.shape[2:]), lse.view(batch, seq_q, -1).transpose(1, 2).contiguous()
+    if is_fp8:
+        out, lse = _over_rows(q, caches, head_dim_v, scale)
     else:
         parts = []
         for name, cache, indices, length in caches:
@@ -293,32 +292,55 @@ def _as_slots(cache, indices):
     return cache.reshape(1, pages * size, heads, dim), indices
 
 
-def _expanded(q, name, cache, indices, length):
-    """The listed rows of a cache of 8 bits, [batch, seq_q, topk, dim] in q's type, and which of them are keys."""
-    pages, size, _, width = cache.shape
-    counts = (indices >= 0) & (indices < pages * size)
+def _over_rows(q, caches, head_dim_v, scale):
+    """(out, lse) over caches of 8 bits, whose rows are expanded first: all of them, or if those are more than the lists
+    name, the listed ones, side by side, so that each query has a sequence of its own.
+    """
+    sizes = []
+    for name, cache, _, _ in caches:
+        form = views_of(name, cache)[2]
+        if form.columns != q.shape[-1]:
+            raise ValueError(
+                f"{name}: got rows of {form.bytes} bytes, for a head_dim of {form.columns}; q has {q.shape[-1]}"
+            )
+        sizes.append(cache.shape[0] * cache.shape[1])
+    if not 0 < head_dim_v <= q.shape[-1]:
+        raise ValueError(f"head_dim_v: got {head_dim_v}; allowed are 1 to {q.shape[-1]}, the head_dim of q")
+    named = [_named_slots(*rest, size) for (_, *rest), size in zip(caches, sizes, strict=True)]
+    entries = sum(lists.shape[2] for lists in named)
+    batch, seq_q = q.shape[:2]
+    if sum(sizes) <= batch * seq_q * entries:
+        rows = [
+            read_fp8_cache(cache, torch.arange(size, device=q.device), q.dtype)
+            for (_, cache, _, _), size in zip(caches, sizes, strict=True)
+        ]
+        lists = [named[0], *(torch.where(more < 0, -1, more + sizes[0]) for more in named[1:])]
+        kv = torch.cat(rows).view(1, -1, 1, q.shape[-1]).expand(batch, -1, -1, -1)
+        return _listed(q, kv, torch.cat(lists, 2).view(batch, seq_q, 1, -1).contiguous(), None, head_dim_v, scale)[:2]
+    queries, outs, sums = q.flatten(0, 1), [], []
+    lists = [each.flatten(0, 1) for each in named]
+    step = max(_EXPANDED_BYTES // (max(entries, 1) * q.shape[-1] * q.element_size()), 1)
+    places = torch.arange(entries, device=q.device, dtype=torch.int32)
+    for first in range(0, max(batch * seq_q, 1), step):
+        part = slice(first, first + step)
+        rows = [
+            read_fp8_cache(cache, each[part].clamp(min=0), q.dtype)
+            for (_, cache, _, _), each in zip(caches, lists, strict=True)
+        ]
+        kept = torch.where(torch.cat([each[part] for each in lists], 1) >= 0, places, -1).view(-1, 1, 1, entries)
+        kv = torch.cat(rows, 1).unsqueeze(2)
+        out, lse, _ = _listed(queries[part].unsqueeze(1), kv, kept, None, head_dim_v, scale)
+        outs.append(out), sums.append(lse)
+    out, lse = torch.cat(outs), torch.cat(sums)
+    return out.view(batch, seq_q, *out.shape[2:]), lse.view(batch, seq_q, -1).transpose(1, 2).contiguous()
+
+
+def _named_slots(cache, indices, length, size):
+    """The lists, with -1 for all that is no key."""
+    kept = (indices >= 0) & (indices < size)
     if length is not None:
-        counts &= torch.arange(indices.shape[-1], device=indices.device) < length.view(-1, 1, 1)
-    slots = torch.where(counts, indices, 0).long()
-    if width not in (584, 656):
-        raise ValueError(f"{name}: got rows of {width} bytes; allowed are 656 and 584 with is_fp8_kvcache and indices")
-    data = cache.view(torch.uint8)
-    if data.stride(-1) != 1 or (size > 1 and data.stride(1) != width):
-        raise ValueError(f"{name}: got strides {cache.stride()}; expected rows of a page side by side")
-    page, row = (slots // size).unsqueeze(-1), (slots % size).unsqueeze(-1)
-    flat = data.as_strided((pages, size * width), (data.stride(0), 1), data.storage_offset())
-    if width == 656:
-        rows = flat[page, row * 656 + torch.arange(656, device=cache.device)]
-        codes = rows[..., :512].view(torch.float8_e4m3fn).float().unflatten(-1, (4, 128))
-        values = (codes * rows[..., 512:528].contiguous().view(torch.float32).unsqueeze(-1)).flatten(-2)
-        own = rows[..., 528:].contiguous().view(torch.bfloat16)
-    else:
-        rows = flat[page, row * 576 + torch.arange(576, device=cache.device)]
-        scales = flat[page, size * 576 + row * 8 + torch.arange(7, device=cache.device)]
-        codes = rows[..., :448].view(torch.float8_e4m3fn).float().unflatten(-1, (7, 64))
-        values = (codes * torch.exp2(scales.float() - 127).unsqueeze(-1)).flatten(-2)
-        own = rows[..., 448:].contiguous().view(torch.bfloat16)
-    return torch.cat((values.to(q.dtype), own.to(q.dtype)), -1), counts
+        kept &= torch.arange(indices.shape[-1], device=indices.device) < length.view(-1, 1, 1)
+    return torch.where(kept, indices, -1)
 
 
 def _check_columns(name, q, kv, name_of_width, head_dim_v):

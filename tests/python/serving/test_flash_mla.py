@@ -225,7 +225,7 @@ def test_traced(device):
         ({"block_table": None}, "block_table: got None"),
         ({"cache_seqlens": None}, "cache_seqlens: got None"),
         ({"indices": torch.zeros(1)}, "indices: got torch.float32"),
-        ({"indices": torch.zeros(1, 1, 4, dtype=torch.int32)}, "block_table: got a value"),
+        ({"indices": torch.zeros(1, 1, 4, dtype=torch.int32), "k_scale": 1.0}, "k_scale: got a value"),
         ({"attn_sink": torch.zeros(4)}, "attn_sink: got a value; only None"),
         ({"q": torch.zeros(1, 1, 4, 64)}, "k_cache: got a head_dim of 96; expected 64, as q"),
         ({"q": torch.zeros(1, 4, 96)}, r"q: got \[1, 4, 96\]; expected \[batch, seq_q, heads_q, head_dim\]"),

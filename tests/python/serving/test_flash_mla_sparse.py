@@ -1,4 +1,8 @@
-"""FlashMLA's functions over listed keys, against float64: slots, lengths, a sink, rows of 8 bits, two caches."""
+"""FlashMLA's functions over listed keys, against float64: slots, lengths, a sink, rows of 8 bits, two caches.
+
+Rows of 8 bits are written here by formulas of this file, and the package's writer and reader are compared with a search for
+the nearest code, column by column.
+"""
 
 import math
 
@@ -123,6 +127,119 @@ def test_decode(kind, extra, device):
         torch.testing.assert_close(lse[b].T.cpu().double(), want_lse, atol=1e-4, rtol=1e-4)
 
 
+def test_a_table_beside_indices_is_not_read():
+    """Servers pass what they have, as FlashMLA allows."""
+    q, cache = torch.randn(2, 1, 4, 576), torch.randn(3, 8, 1, 576)
+    lists = torch.randint(0, 24, (2, 1, 9), dtype=torch.int32)
+    table = torch.full((2, 1), 10**6, dtype=torch.int32)
+    want = flash_mla.flash_mla_with_kvcache(q, cache, None, None, 512, indices=lists)
+    got = flash_mla.flash_mla_with_kvcache(q, cache, table, torch.tensor([-5, 10**6]), 512, indices=lists)
+    assert torch.equal(got[0], want[0]) and torch.equal(got[1], want[1])
+
+
+@pytest.mark.parametrize(("width", "dim"), [(656, 576), (584, 512)])
+def test_few_listed_rows_of_a_large_cache(width, dim, device, monkeypatch):
+    """Fewer entries than rows: the listed rows alone are expanded, some queries at a time."""
+    monkeypatch.setattr(flash_mla, "_EXPANDED_BYTES", 3 * 5 * dim * 4)
+    torch.manual_seed(width)
+    caches, worth = [], []
+    for _ in range(2):
+        cache = flash_mla.new_fp8_cache(20, 7, width, device)
+        flash_mla.write_fp8_cache(cache, torch.arange(140, device=device), torch.randn(140, dim, device=device))
+        worth.append(flash_mla.read_fp8_cache(cache, torch.arange(140, device=device), torch.float32).cpu())
+        flat = cache.as_strided((20 * cache.stride(0),), (1,))
+        unnamed = flash_mla.new_fp8_cache(20, 7, width, device)
+        unnamed.as_strided(flat.shape, (1,)).fill_(0xFF)
+        caches.append((cache, unnamed))
+    q = torch.randn(7, 2, 3, dim)
+    first, second = (torch.randint(-2, 140, (7, 2, n), dtype=torch.int32) for n in (3, 2))
+    for (cache, unnamed), lists in zip(caches, (first, second), strict=True):  # NaN in every row that no list names
+        named = lists[lists >= 0].unique().long().to(device)
+        rows = flash_mla.read_fp8_cache(cache, named, torch.float32)
+        flash_mla.write_fp8_cache(unnamed, named, rows)
+    out, lse = flash_mla.flash_mla_with_kvcache(
+        q.to(device), caches[0][1], None, None, 512, is_fp8_kvcache=True, indices=first.to(device),
+        extra_k_cache=caches[1][1], extra_indices_in_kvcache=second.to(device), softmax_scale=0.05,
+    )  # fmt: skip
+    for b in range(7):
+        lists = [kept(first[b, i], 9, 140) + [140 + j for j in kept(second[b, i], 9, 140)] for i in range(2)]
+        want, _, want_lse = want_of(q[b], torch.cat(worth), lists, 0.05, 512)
+        close(out[b], want, torch.float32)
+        torch.testing.assert_close(lse[b].T.cpu().double(), want_lse, atol=1e-4, rtol=1e-4)
+
+
+def nearest(row, width, scales):
+    """What a row is worth in 8 bits, by search: the smallest factor that fits, then the nearest of all codes."""
+    columns, block = (512, 128) if width == 656 else (448, 64)
+    codes = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).double()
+    codes, worth = codes[codes.isfinite()], []
+    for part in row[:columns].split(block):
+        largest = part.abs().max()
+        factor = float(largest / 448)
+        if scales == "power_of_two":
+            factor = 2.0**-100
+            while factor * 448 < float(largest):
+                factor *= 2
+        factor = max(factor, 2.0**-100)
+        worth.append(codes[(part.double()[:, None] / factor - codes).abs().argmin(1)] * factor)
+    return torch.cat((*worth, row[columns:].bfloat16().double()))
+
+
+@pytest.mark.parametrize(("width", "scales"), [(656, "power_of_two"), (656, "float32"), (584, "power_of_two")])
+def test_writes_rows_of_8_bits(width, scales, device):
+    torch.manual_seed(width + len(scales))
+    pages, size, dim = 5, 7, 576 if width == 656 else 512
+    stride = pages * size * width + 11  # pages apart, and out of order in memory
+    memory = torch.full((2 * stride,), 0xAB, dtype=torch.uint8, device=device)
+    apart = -(-size * 584 // 576) * 576 if width == 584 else size * width + 16
+    cache = memory[16:].as_strided((pages, size, 1, width), (apart, width, width, 1))
+    before = memory.clone()
+    rows = torch.randn(11, dim) * torch.tensor([1e-6, 1, 1e3, 1e-30, 1, 1, 1, 0, 1e30, 1, 1])[:, None]
+    rows[4, :64], rows[9, 5], rows[10, 70] = 448.0, torch.nan, torch.inf
+    table, positions = torch.tensor([[4, 0, 2]], dtype=torch.int32), torch.tensor([0, 6, 7, 20, 14])
+    slots = torch.full((11,), -1, dtype=torch.int64)
+    slots[:5] = table[0][positions // size].long() * size + positions % size
+    slots[5:] = torch.tensor([2**40, -(2**31), 24, 25, 26, 27])
+    flash_mla.write_fp8_cache(cache, slots.to(device), rows.to(device), scales)
+    written = [t for t in range(11) if 0 <= slots[t] < pages * size]
+    got = flash_mla.read_fp8_cache(cache, slots[written].to(device), torch.float32).cpu().double()
+    exact = scales == "power_of_two"
+    for t, row in zip(written, got, strict=True):
+        if t < 9:
+            torch.testing.assert_close(row, nearest(rows[t], width, scales), rtol=0 if exact else 1e-6, atol=0)
+        else:  # NaN and Inf stay in their block
+            block = 128 if width == 656 else 64
+            bad = torch.zeros(dim, dtype=torch.bool)
+            at = 5 if t == 9 else 70
+            bad[at // block * block : at // block * block + block] = True
+            assert torch.equal(row.isnan(), bad)
+    changed = (memory != before).nonzero()[:, 0].cpu() - 16
+    page, byte = changed // apart, changed % apart
+    of_rows = byte < size * (width if width == 656 else 576)
+    row = torch.where(of_rows, byte // (width if width == 656 else 576), (byte - size * 576) // 8)
+    assert set((page * size + row).tolist()) <= {int(slots[t]) for t in written} and int(byte.max()) < size * width
+
+
+def test_writing_nothing_changes_nothing(device):
+    cache = flash_mla.new_fp8_cache(3, 4, 584, device)
+    flash_mla.write_fp8_cache(cache, torch.arange(12, device=device), torch.randn(12, 512, device=device))
+    before = cache.clone()
+    flash_mla.write_fp8_cache(cache, torch.tensor([-1, 12], device=device), torch.randn(2, 512, device=device))
+    flash_mla.write_fp8_cache(cache, torch.zeros(0, dtype=torch.int32, device=device), torch.randn(0, 512, device=device))
+    assert torch.equal(cache, before)
+    refused = {
+        "row_bytes": lambda: flash_mla.new_fp8_cache(3, 4, 576),
+        "num_pages": lambda: flash_mla.new_fp8_cache(-1, 4, 584),
+        "cache": lambda: flash_mla.write_fp8_cache(cache.float(), torch.zeros(1).int(), torch.zeros(1, 512)),
+        "slots": lambda: flash_mla.write_fp8_cache(cache, torch.zeros(1), torch.zeros(1, 512)),
+        "kv": lambda: flash_mla.write_fp8_cache(cache, torch.zeros(1).int(), torch.zeros(1, 576)),
+        "scales": lambda: flash_mla.write_fp8_cache(cache, torch.zeros(1).int(), torch.zeros(1, 512), "float32"),
+    }
+    for name, call in refused.items():
+        with pytest.raises(ValueError, match=f"^{name}: "):
+            call()
+
+
 def _moved(cache, device):
     memory = torch.empty(cache.shape[0] * cache.stride(0), dtype=torch.uint8, device=device)
     moved = memory.as_strided(cache.shape, cache.stride())
@@ -146,11 +263,14 @@ def test_refuses_by_name():
         "extra_indices_in_kvcache": {"extra_k_cache": cache},
         "extra_topk_length": {"extra_topk_length": torch.ones(1, dtype=torch.int32)},
         "attn_sink": {"attn_sink": torch.zeros(3)},
-        "k_cache": {"is_fp8_kvcache": True, "k_cache": torch.zeros(2, 8, 1, 100, dtype=torch.uint8)},
+        "k_cache": {"is_fp8_kvcache": True, "k_cache": torch.zeros(2, 8, 1, 584, dtype=torch.uint8)},
+        "k_scale": {"k_scale": 1.0},
         "is_fp8_kvcache": {"k_cache": torch.zeros(2, 8, 1, 656, dtype=torch.uint8)},
     }.items():
         with pytest.raises(ValueError, match=f"^{name}: "):
             call(**changes)
+    with pytest.raises(ValueError, match=r"^k_cache: got rows of 100 bytes"):
+        call(is_fp8_kvcache=True, k_cache=torch.zeros(2, 8, 1, 100, dtype=torch.uint8))
     with pytest.raises(NotImplementedError, match=r"^attn_sink: "):
         call(indices=None, attn_sink=torch.zeros(4))
     assert math.isfinite(flash_mla.flash_mla_sparse_fwd(q[0], cache[0], lists, 1.0)[0].sum())

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from flash_attention import flashinfer
 from flash_attention.flashinfer import BlockSparseAttentionWrapper, VariableBlockSparseAttentionWrapper
 
 
@@ -78,3 +79,76 @@ def test_refusals():
     wrapper.plan(starts, blocks, 8, 4, 4, 4, 1, 1, 8)
     with pytest.raises(ValueError, match=r"^k: got shape \[5, 1, 8\]"):
         wrapper.run(torch.zeros(8, 1, 8), torch.zeros(5, 1, 8), torch.zeros(5, 1, 8))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("paged", [False, True])
+def test_msa(causal, paged, device):
+    """Blocks by key head and query, some of them twice, none, or out of range; lengths that are no multiples of a block."""
+    torch.manual_seed(causal + 2 * paged)
+    of_q, of_k, heads, heads_kv, dim = [5, 0, 40], [300, 17, 513], 4, 2, 24
+    starts_q, starts_k = (torch.tensor([0, *lengths]).cumsum(0).int() for lengths in (of_q, of_k))
+    q, k, v = torch.randn(45, heads, dim), torch.randn(830, heads_kv, dim), torch.randn(830, heads_kv, dim)
+    chosen = torch.randint(-2, 6, (heads_kv, 45, 3), dtype=torch.int32)
+    chosen[:, 3], chosen[:, 4, 1] = -1, chosen[:, 4, 0]
+    chosen[0, 7, 2], chosen[1, 7, 2] = torch.iinfo(torch.int32).max, torch.iinfo(torch.int32).min
+    named = [x.to(device) for x in (chosen, starts_q)]
+    if paged:
+        packed = torch.full((10, heads_kv, 128, 2 * dim), math.nan)  # both in a row, as servers keep them
+        table, unused = torch.full((3, 5), 10**6, dtype=torch.int32), iter(torch.randperm(10).tolist())
+        for b, length in enumerate(of_k):
+            for page in range(-(-length // 128)):
+                table[b, page] = next(unused)
+                rows = slice(starts_k[b] + 128 * page, starts_k[b] + min(128 * page + 128, length))
+                both = torch.cat((k[rows], v[rows]), 2).transpose(0, 1)
+                packed[table[b, page], :, : both.shape[1]] = both
+        keys = [x.to(device) for x in packed.split(dim, 3)]
+        more = {"page_table": table.clamp(max=9).to(device), "seqused_k": torch.tensor(of_k).int().to(device)}
+    else:
+        keys, more = [k.to(device), v.to(device)], {"cu_seqlens_k": starts_k.to(device)}
+    out, lse = flashinfer.msa_ops.msa_sparse_attention(
+        q.to(device), *keys, *named, causal=causal, return_softmax_lse=True, v_global_scale=0.5, **more
+    )
+    for b, length in enumerate(of_k):
+        rows, columns = slice(starts_q[b], starts_q[b + 1]), slice(starts_k[b], starts_k[b + 1])
+        if of_q[b] == 0:
+            continue
+        block = torch.arange(length) // 128
+        mask = (chosen[:, rows, :, None] == block).any(2).repeat_interleave(heads // heads_kv, 0)
+        want, want_lse = want_of(q[rows], k[columns], v[columns], mask, causal)
+        torch.testing.assert_close(out[rows].cpu().double(), 0.5 * want, atol=2e-5, rtol=2e-5)
+        torch.testing.assert_close(lse[rows].cpu().double(), want_lse * math.log(2), atol=2e-5, rtol=2e-5)
+    one = flashinfer.msa_sparse_decode_attention(
+        q[40:43].to(device), *keys, chosen[:, 40:43].contiguous().to(device), causal=causal, **more
+    )
+    last = flashinfer.msa_sparse_attention(
+        q[40:43].to(device), *keys, chosen[:, 40:43].contiguous().to(device),
+        torch.arange(4, dtype=torch.int32, device=device), causal=causal, **more,
+    )  # fmt: skip
+    assert torch.equal(one, last)
+
+
+def test_msa_refuses_by_name():
+    q, k, chosen = torch.randn(3, 4, 16), torch.randn(200, 2, 16), torch.zeros(2, 3, 1, dtype=torch.int32)
+    starts = torch.tensor([0, 3], dtype=torch.int32)
+    call = {
+        "q": q,
+        "k": k,
+        "v": k,
+        "q2k_indices": chosen,
+        "cu_seqlens_q": starts,
+        "cu_seqlens_k": torch.tensor([0, 200]).int(),
+    }
+    for name, changed in {
+        "k": {"k": k.to(torch.float8_e4m3fn)},
+        "q2k_indices": {"q2k_indices": chosen.transpose(0, 1)},
+        "cu_seqlens_k": {"cu_seqlens_k": None},
+        "seqused_k": {"page_table": torch.zeros(1, 2, dtype=torch.int32)},
+        "q_offset": {"q_offset": 3},
+        "k_global_scale": {"k_global_scale": 0.5},
+        "return_temperature_lse": {"return_temperature_lse": True},
+    }.items():
+        with pytest.raises((ValueError, NotImplementedError), match=f"^{name}: "):
+            flashinfer.msa_sparse_attention(**{**call, **changed})
+    with pytest.raises(ValueError, match=r"^seqlen_q: "):
+        flashinfer.msa_sparse_decode_attention(q, k, k, chosen, cu_seqlens_k=call["cu_seqlens_k"], seqlen_q=2)

@@ -22,6 +22,7 @@ from flash_attention.compat.flashinfer.decode import (
 )
 from flash_attention.compat.flashinfer.holistic import BatchAttention, BatchAttentionWithAttentionSinkWrapper
 from flash_attention.compat.flashinfer.mla import BatchMLAPagedAttentionWrapper
+from flash_attention.compat.flashinfer.msa_ops import msa_sparse_attention, msa_sparse_decode_attention
 from flash_attention.compat.flashinfer.page import (
     append_paged_kv_cache,
     append_paged_mla_kv_cache,
@@ -60,6 +61,8 @@ __all__ = [
     "merge_state",
     "merge_state_in_place",
     "merge_states",
+    "msa_sparse_attention",
+    "msa_sparse_decode_attention",
     "single_decode_with_kv_cache",
     "single_prefill_with_kv_cache",
     "single_prefill_with_kv_cache_return_lse",
