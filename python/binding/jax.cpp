@@ -115,7 +115,8 @@ ffi::Error run(Operands operands, const ffi::Dictionary& attributes, ffi::Scratc
                           .dv = operands.ret("dv"),
                           .dbias = {},
                           .dsink = {}};
-      if (slots[Slot::bias].present()) {
+      const bool lists = slots[Slot::key_indices].present() || slots[Slot::key_blocks].present();
+      if (slots[Slot::bias].present() && !lists) {  // jax.py refuses a gradient of the bias of listed keys
         gradients.dbias = operands.ret("dbias");
       }
       if (slots[Slot::sink].present()) {

@@ -119,6 +119,8 @@ def run(tensors, options, seed, offset, return_lse):
         alibi_slopes=None if tensors.alibi_slopes is None else _constant(_single(tensors.alibi_slopes)),
         sink=_single(tensors.sink),
     )
+    if _has_lists(tensors) and tensors.bias is not None:
+        tensors = tensors._replace(bias=_bias_of_lists(tensors.bias))
     tensors = _varying(tensors, _axes(tensors))
     if options.scale is None:
         options = options._replace(scale=tensors[0].shape[-1] ** -0.5)
@@ -157,6 +159,22 @@ def _refuse_gradient(primals, tangents):
     raise NotImplementedError(
         "alibi_slopes: a gradient is wanted, which is not computed; jax.lax.stop_gradient() says that none is"
     )
+
+
+@jax.custom_jvp
+def _bias_of_lists(bias):
+    return bias
+
+
+@_bias_of_lists.defjvp
+def _refuse_gradient_of_bias(primals, tangents):
+    raise NotImplementedError(
+        "bias: a gradient is wanted, which is not computed where keys are listed; jax.lax.stop_gradient() says that none is"
+    )
+
+
+def _has_lists(tensors):
+    return tensors.key_indices is not None or tensors.key_blocks is not None
 
 
 def _axes(arrays):
@@ -206,6 +224,8 @@ def _forward(static, *tensors, backward_follows=True):
 def _backward(static, residuals, cotangents):
     tensors, out, lse = residuals
     wanted = [0, 1, 2] + [slot for slot in (_BIAS, _SINK) if tensors[slot] is not None]
+    if _has_lists(tensors):
+        wanted = [slot for slot in wanted if slot != _BIAS]
     if tensors[0].size == 0 or (tensors[1].size == 0 and tensors[_SINK] is None):  # no score: no dbias would be written
         return tuple(jnp.zeros_like(tensor) if slot in wanted else None for slot, tensor in enumerate(tensors))
     results = tuple(jax.ShapeDtypeStruct(tensors[slot].shape, tensors[slot].dtype) for slot in wanted)

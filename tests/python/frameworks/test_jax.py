@@ -299,3 +299,54 @@ def test_calls_run_on_the_threads_of_xla():
     xla = started()
     own = started(FLASH_ATTENTION_THREAD_SOURCE="own", FLASH_ATTENTION_THREADS="3")
     assert own == xla + 2
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_lists_of_keys(packed):
+    """Traced lists, with gradients, against torch in float64."""
+    from key_list_formula import attend, times_of
+
+    q, k, v, sink = arrays((1, 13, 4, 32), (1, 21, 2, 32), (1, 21, 2, 16), (4,))
+    lists = torch.randint(-2, 24, (1, 13, 2, 9), generator=torch.Generator().manual_seed(3)).int()
+    counts, weights = torch.randint(0, 10, (1, 13, 2)).int(), torch.randn(13, 4, 16).numpy()
+    starts = [jnp.array([0, n], jnp.int32) for n in (13, 21)]
+
+    def loss(q, k, v, sink, lists, counts):
+        options = {"causal": True, "sink": sink, "return_lse": True}
+        if packed:
+            given = {"key_indices": lists[0], "key_counts": counts[0]}
+            out, lse = attention_packed(q[0], k[0], v[0], *starts, **given, **options)
+        else:
+            out, lse = attention(q, k, v, key_indices=lists, key_counts=counts, **options)
+        return (out.reshape(13, 4, 16) * weights).sum() + lse.sum()
+
+    value, ours = jax.jit(jax.value_and_grad(loss, argnums=range(4)))(q, k, v, sink, lists.numpy(), counts.numpy())
+    inputs = [torch.from_numpy(array).double().requires_grad_() for array in (q, k, v, sink)]
+    times = times_of(lists[0], counts[0], 13, 21, 4, 2)
+    out, lse = attend(*(x[0] for x in inputs[:3]), times, causal=True, sink=inputs[3])
+    total = (out * torch.from_numpy(weights)).sum() + lse.sum()
+    total.backward()
+    numpy.testing.assert_allclose(value, float(total.detach()), rtol=1e-5)
+    for gradient, tensor in zip(ours, inputs, strict=True):
+        numpy.testing.assert_allclose(gradient, tensor.grad.numpy(), atol=1e-4, rtol=1e-3)
+
+
+def test_lists_of_blocks_with_a_bias():
+    """A bias has no gradient where keys are listed: refused if it is wanted, and no hindrance to the others."""
+    from key_list_formula import attend, times_of
+
+    q, k, v, bias = arrays((1, 13, 4, 32), (1, 21, 2, 32), (1, 21, 2, 32), (1, 4, 13, 21))
+    blocks = torch.tensor([[[[0, 3, 3], [1, -1, 2]], [[2, 9, 0], [3, 1, 1]]]], dtype=torch.int32)
+
+    def loss(q, bias):
+        out = attention(q, k, v, bias=bias, key_blocks=blocks.numpy(), key_block_size=(8, 5))
+        return (out**2).sum()
+
+    exact = torch.from_numpy(q).double().requires_grad_()
+    times = times_of(blocks[0], None, 13, 21, 4, 2, (8, 5))
+    (
+        attend(exact[0], *(torch.from_numpy(x[0]) for x in (k, v)), times, bias=torch.from_numpy(bias[0]))[0] ** 2
+    ).sum().backward()
+    numpy.testing.assert_allclose(jax.grad(loss)(q, bias), exact.grad.numpy(), atol=1e-4, rtol=1e-3)
+    with pytest.raises(NotImplementedError, match=r"^bias: "):
+        jax.grad(loss, argnums=1)(q, bias)
