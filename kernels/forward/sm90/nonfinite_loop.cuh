@@ -81,7 +81,6 @@ __device__ __forceinline__ void attend_nonfinite_safe(Warpgroup<config>& wg, Out
   typename Warpgroup<config>::ScoreTile scores;
   typename Warpgroup<config>::PackedTile P;
   float rescale[2];
-  load_queries(wg, queries);
 #pragma unroll
   for (float& x : out.O) x = 0;
 
@@ -93,6 +92,7 @@ __device__ __forceinline__ void attend_nonfinite_safe(Warpgroup<config>& wg, Out
     ptx::mbarrier_wait(wg.shared.K_full[kv.stage], kv.phase);  // K has landed
     if constexpr (S::listed) at = listed_block(wg, kv.stage), load_words(wg, math, at);
     const int block = S::listed ? at.block() : block_at<config>(tile, n);
+    load_queries(wg, queries);  // for each block: held over the loop, ptxas 13.0 gave their registers to P, 64 columns
     issue_scores(wg, scores, queries, kv.stage);
     math.load_bias(block * S::block_kv);
     ptx::wgmma_wait<0>();  // the scores are ready
