@@ -43,6 +43,7 @@ Json to_json(const Problem& p) {
 #define FLASH_ATTENTION_ADD_call(name)
 #define FLASH_ATTENTION_ADD(kind, name, default_value, argument, expected, form, scores) FLASH_ATTENTION_ADD_##form(name)
   FLASH_ATTENTION_CALL_OPTIONS(FLASH_ATTENTION_ADD)
+  json.add("invariant", p.invariant);
 #undef FLASH_ATTENTION_ADD
 #undef FLASH_ATTENTION_ADD_call
 #undef FLASH_ATTENTION_ADD_same

@@ -220,8 +220,8 @@ const ProblemFlag flag_table[] = {
      [](const Problem& p) { return p.dropout_p != 0 ? format(", dropout %g", double{p.dropout_p}) : Text(); }},
     {{"deterministic", "", "backward gives the same bits in every run"},
      [](Problem& p, const Arguments& a) { p.deterministic = a.on("deterministic"); }},
-    {{"invariant", "", "forward gives a row the same bits whatever else is in the call"},
-     [](Problem& p, const Arguments& a) { p.invariant = a.on("invariant"); },
+    {{"invariant", "", "a row has the same bits, and a sequence the same gradients, whatever else is in the call"},
+     [](Problem& p, const Arguments& a) { p.invariant = p.invariant || a.on("invariant"); },
      [](const Problem& p) { return Text(p.invariant ? ", invariant" : ""); }},
 };
 

@@ -8,7 +8,7 @@ import time
 import traceback
 
 import torch
-from flash_attention.flash_attn_3 import flash_attn_with_kvcache
+from flash_attention.flash_attn import flash_attn_with_kvcache
 from serving.model import END
 from serving.pages import Pages
 
@@ -34,8 +34,8 @@ class Request:
 class Engine:
     """One step after the other, of requests that wait until the cache has room for all of their life."""
 
-    def __init__(self, model, pages, page_size, budget):
-        self.model, self.budget, self.config = model, budget, model.config
+    def __init__(self, model, pages, page_size, budget, invariant=None):
+        self.model, self.budget, self.config, self.invariant = model, budget, model.config, invariant
         weight = model.head.weight
         shape = (self.config.num_hidden_layers, pages, page_size, self.config.num_key_value_heads, self.config.head_dim)
         self.k, self.v = (torch.zeros(shape, device=weight.device, dtype=weight.dtype) for _ in range(2))
@@ -105,7 +105,7 @@ class Engine:
             return flash_attn_with_kvcache(
                 q, self.k[layer], self.v[layer], k, v, rotary_cos=self.cos, rotary_sin=self.sin, rotary_interleaved=False,
                 cache_seqlens=held, page_table=table, cu_seqlens_q=starts, cu_seqlens_k_new=starts,
-                max_seqlen_q=max(map(len, new)), causal=True,
+                max_seqlen_q=max(map(len, new)), causal=True, invariant=self.invariant,
             )  # fmt: skip
 
         tokens = torch.tensor([token for part in new for token in part], device=device)

@@ -39,11 +39,19 @@ class Layer(nn.Module):
         self.gate, self.up = (nn.Linear(width, wide, bias=False) for _ in range(2))
         self.down = nn.Linear(wide, width, bias=False)
 
-    def forward(self, x, attend):
-        heads = self.qkv(self.norms[0](x)).unflatten(-1, (sum(self.sizes), -1))
-        x = x + self.out(attend(*heads.split(self.sizes, dim=-2)).flatten(-2))
+    def heads(self, x):
+        """Those of queries, keys and values, one after the other."""
+        return self.qkv(self.norms[0](x)).unflatten(-1, (sum(self.sizes), -1))
+
+    def rest(self, x, attended):
+        """What follows attention."""
+        x = x + self.out(attended.flatten(-2))
         y = self.norms[1](x)
         return x + self.down(nn.functional.silu(self.gate(y)) * self.up(y))
+
+
+def run(function, *tensors):
+    return function(*tensors)
 
 
 class Model(nn.Module):
@@ -54,13 +62,15 @@ class Model(nn.Module):
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_hidden_layers))
         self.norm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.run_rows = run  # calls a function whose results have a row for each row of its arguments
 
     def forward(self, tokens, attend, last=slice(None)):
         """Logits of those of tokens [total] that `last` picks; attend(layer, q, k, v) knows the keys of before."""
         x = self.embedding(tokens)
         for index, layer in enumerate(self.layers):
-            x = layer(x, lambda q, k, v, index=index: attend(index, q, k, v))
-        return self.head(self.norm(x[last]))
+            q, k, v = self.run_rows(layer.heads, x).split(layer.sizes, dim=-2)
+            x = self.run_rows(layer.rest, x, attend(index, q, k, v))
+        return self.run_rows(lambda rows: self.head(self.norm(rows)), x[last])
 
     def angles(self):
         """Of the rotary embedding, float64 [positions, pairs]."""

@@ -39,6 +39,10 @@ enum class Precision : std::uint8_t {
   tf32,       ///< on tensor cores, each number rounded to 11 significant bits
 };
 
+/// Whether the environment says FLASH_ATTENTION_INVARIANT=1: then a Problem asks for invariant bits unless it says
+/// otherwise.
+FLASH_ATTENTION_API bool invariant_by_default();
+
 enum class Pass : std::uint8_t { forward, backward, standard_forward, standard_backward };
 
 /// Strides in elements. The last axis (head_dim) always has stride 1.
@@ -157,7 +161,8 @@ struct Problem {
   bool sink = false;           ///< one more logit per head in the denominator
   float dropout_p = 0;         ///< in [0, 1)
   bool deterministic = false;  ///< backward: the same bits in every run
-  bool invariant = false;      ///< a row's bits do not depend on what else is in the call; implies deterministic; docs/numerics.md
+  /// A row's bits do not depend on what else is in the call (docs/numerics.md, "Invariant bits"); implies deterministic.
+  bool invariant = invariant_by_default();
 
   HiddenRows hidden_rows{};
   BlockMask block_mask{};

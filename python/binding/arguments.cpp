@@ -19,21 +19,23 @@ constexpr const char* names_of_arguments[] = {
 #define FLASH_ATTENTION_OPTION(kind, name, ...) arg_##name,
 constexpr int order_of_named[] = {FLASH_ATTENTION_NAMED_OPTIONS(FLASH_ATTENTION_OPTION)};
 
+// clang-format off
 constexpr int order_of_attention[] = {
     arg_causal,        arg_window,     arg_softcap,     arg_alibi_slopes, arg_bias,       arg_mask,
     arg_hidden_rows,   arg_block_mask, arg_key_lengths, arg_seqused_q,    arg_seqused_kv, arg_sink,
     arg_dropout_p,     arg_seed,       arg_offset,      arg_scale,        arg_layout,     arg_alignment,
-    arg_deterministic, arg_return_lse, arg_kernel,      arg_score_mod,    arg_mask_mod,   arg_invariant,
-    arg_tile,          arg_q_descale,  arg_k_descale,   arg_v_descale,    arg_out_dtype,
+    arg_deterministic, arg_return_lse, arg_kernel,      arg_score_mod,    arg_mask_mod,   arg_tile,
+    arg_q_descale,     arg_k_descale,  arg_v_descale,   arg_out_dtype,
     FLASH_ATTENTION_NAMED_OPTIONS(FLASH_ATTENTION_OPTION)
     arg_key_indices,   arg_key_blocks, arg_key_counts,  arg_key_block_size};
+// clang-format on
 #undef FLASH_ATTENTION_OPTION
 
 constexpr int order_of_cache[] = {
-    arg_seqused_kv,  arg_page_table, arg_left_padding,    arg_cu_seqlens_q, arg_max_seqlen_q, arg_seqused_q,
-    arg_causal,      arg_window,     arg_softcap,         arg_alibi_slopes, arg_mask,         arg_sink,
-    arg_scale,       arg_return_lse, arg_kernel,          arg_invariant,    arg_k_scale,      arg_v_scale,
-    arg_cache_dtype, arg_latent,     arg_attention_chunk, arg_out,          arg_key_indices,  arg_key_blocks,
+    arg_seqused_kv,  arg_page_table,    arg_left_padding,    arg_cu_seqlens_q, arg_max_seqlen_q, arg_seqused_q,
+    arg_causal,      arg_window,        arg_softcap,         arg_alibi_slopes, arg_mask,         arg_sink,
+    arg_scale,       arg_return_lse,    arg_kernel,          arg_invariant,    arg_k_scale,      arg_v_scale,
+    arg_cache_dtype, arg_latent,        arg_attention_chunk, arg_out,          arg_key_indices,  arg_key_blocks,
     arg_key_counts,  arg_key_block_size};
 
 /// Which argument each of a call's keywords is; -1 for one that is none.

@@ -15,7 +15,7 @@ namespace flash_attention::python {
   X(causal) X(window) X(softcap) X(scale) X(dropout_p) X(deterministic) X(layout) X(alignment)                \
   X(return_lse) X(out) X(caller) /* flash_attention.routes.Caller */                                          \
   X(seed) X(offset) X(max_seqlen_q) X(max_seqlen_kv)                                                          \
-  X(kernel) X(tile) X(invariant) X(score_mod) X(mask_mod)                                                     \
+  X(kernel) X(tile) X(score_mod) X(mask_mod)                                                     \
   X(q_descale) X(k_descale) X(v_descale) X(out_dtype) X(cache_dtype) X(latent) X(key_block_size)
 // clang-format on
 

@@ -58,28 +58,28 @@ nb::object differentiate(const Pending& call) {
 }
 
 /// What no call here has.
-constexpr int off_always[] = {alibi_slopes,  sink,          cu_seqlens_q,    cu_seqlens_kv,
-                              seqused_q,     key_lengths,   hidden_rows,     block_mask,
-                              left_padding,  k_scale,       v_scale,         q_scale,
-                              arg_kernel,    arg_tile,      arg_invariant,   arg_score_mod,
-                              arg_mask_mod,  arg_q_descale, arg_k_descale,   arg_v_descale,
-                              arg_out_dtype, arg_cache_dtype, arg_latent,    key_indices,
-                              key_blocks,    key_counts,    arg_key_block_size};
+constexpr int off_always[] = {
+    alibi_slopes,  sink,         cu_seqlens_q,  cu_seqlens_kv, seqused_q,         key_lengths,   hidden_rows,
+    block_mask,    left_padding, k_scale,       v_scale,       q_scale,           arg_kernel,    arg_tile,
+    arg_score_mod, arg_mask_mod, arg_q_descale, arg_k_descale, arg_v_descale,     arg_out_dtype, arg_cache_dtype,
+    arg_latent,    key_indices,  key_blocks,    key_counts,    arg_key_block_size};
 
 [[maybe_unused]] bool is_zero(const Given& given, int argument) {
   PyObject* const value = given[argument];
   return given.is_off(argument) || (PyFloat_CheckExact(value) && PyFloat_AsDouble(value) == 0);
 }
 
-/// Named options are off, too, but for words, which read_options() reads.
+/// Named options are off, too, but for words and flags with a default of their own, which read_options() reads.
 bool are_named_off(const Given& given) {
 #define FLASH_ATTENTION_OFF_integer(name) given.is_off(arg_##name)
 #define FLASH_ATTENTION_OFF_number(name) is_zero(given, arg_##name)
 #define FLASH_ATTENTION_OFF_flag(name) given.is_off(arg_##name)
 #define FLASH_ATTENTION_OFF_text(name) true
+#define FLASH_ATTENTION_OFF_optional_flag(name) true
 #define FLASH_ATTENTION_OFF(kind, name, ...) &&FLASH_ATTENTION_OFF_##kind(name)
   return true FLASH_ATTENTION_NAMED_OPTIONS(FLASH_ATTENTION_OFF);
 #undef FLASH_ATTENTION_OFF
+#undef FLASH_ATTENTION_OFF_optional_flag
 #undef FLASH_ATTENTION_OFF_text
 #undef FLASH_ATTENTION_OFF_flag
 #undef FLASH_ATTENTION_OFF_number

@@ -96,6 +96,7 @@ void add_diagnosis(nb::module_& module) {
   module.def("devices", device_list);
   module.def("kernels", kernel_list);
   module.def("diagnose", finding_list);
+  module.def("invariant_by_default", &invariant_by_default);
   module.def("cache_directory", &cache_directory);
   module.def("cache_entries", cache_list);
   module.def("clear_cache", &clear_cache);

@@ -76,8 +76,9 @@ void read_attribute(const ffi::Dictionary& attributes, const char* name, T& out)
   out = attribute<T>(attributes, name);
 }
 
-void read_attribute(const ffi::Dictionary& attributes, const char* name, std::optional<float>& out) {
-  out = attribute<float>(attributes, name);  // JAX's side fills the default in
+template <typename T>
+void read_attribute(const ffi::Dictionary& attributes, const char* name, std::optional<T>& out) {
+  out = attribute<T>(attributes, name);  // JAX's side fills the default in
 }
 
 void read_attribute(const ffi::Dictionary& attributes, const char* name, std::string& out) {

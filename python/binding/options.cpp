@@ -33,8 +33,9 @@ void read_option(nb::handle given, const char* name, const char* expected, T& ou
   out = value_of<T>(given, name, expected);
 }
 
-void read_option(nb::handle given, const char* name, const char* expected, std::optional<float>& out) {
-  if (!given.is_none()) out = value_of<float>(given, name, expected);
+template <typename T>
+void read_option(nb::handle given, const char* name, const char* expected, std::optional<T>& out) {
+  if (!given.is_none()) out = value_of<T>(given, name, expected);
 }
 
 template <typename T>
@@ -42,7 +43,10 @@ nb::object object_of(const T& value) {
   return nb::cast(value);
 }
 
-nb::object object_of(const std::optional<float>& value) { return value ? nb::cast(*value) : nb::none(); }
+template <typename T>
+nb::object object_of(const std::optional<T>& value) {
+  return value ? nb::cast(*value) : nb::none();
+}
 
 }  // namespace
 

@@ -13,6 +13,7 @@ using integer = std::int64_t;
 using number = float;
 using optional_number = std::optional<float>;
 using flag = bool;
+using optional_flag = std::optional<bool>;
 using text = std::string;
 }  // namespace option_kind
 

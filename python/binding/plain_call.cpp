@@ -74,6 +74,10 @@ bool read_options(const Given& given, CallOptions& out) {
     value = found == 1;
     return found >= 0;
   };
+  if (PyObject* const asked = given[arg_invariant]; asked != nullptr && asked != Py_None) {
+    if (!PyBool_Check(asked)) return false;
+    out.invariant = asked == Py_True;
+  }
   if (PyObject* const sides = given[arg_window]) {
     if (!PyTuple_CheckExact(sides) || PyTuple_Size(sides) != 2) return false;
     if (!read_bound(PyTuple_GetItem(sides, 0), out.window_left)) return false;

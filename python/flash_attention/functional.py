@@ -40,7 +40,7 @@ def attention(
     kernel: str | None = None,
     score_mod: Any = None,
     mask_mod: Any = None,
-    invariant: bool = False,
+    invariant: bool | None = None,
     tile: tuple[int, int] | None = None,
     q_descale: Any = None,
     k_descale: Any = None,
@@ -94,7 +94,7 @@ def attention(
         mask_mod: mask_mod(b, h, i, j) -> whether query i sees key j, besides all of the above (torch alone).
         invariant: a row's bits do not depend on what else is in the call: on other sequences, lengths, capacities, pages,
             on prefill or decoding; gradients of a sequence on nothing that it is packed with. Implies deterministic.
-            docs/numerics.md.
+            docs/numerics.md. None: as the environment says, FLASH_ATTENTION_INVARIANT=1.
         tile: (queries, keys) of a tile of the GPU's forward kernel, for experiments; refused by name where it does not fit.
         q_descale, k_descale, v_descale: of torch tensors in float8 (all e4m3fn or all e5m2), which are worth
             code * descale: a number, float32 [1] or [batch, heads_kv]; None = 1. quantize() makes them. Forward only.
@@ -125,9 +125,9 @@ def attention(
     return route()(
         q, k, v, causal, window, softcap, alibi_slopes, bias, mask, hidden_rows, block_mask, key_lengths, seqused_q,
         seqused_kv, sink, dropout_p, seed, offset, scale, layout, alignment, deterministic, return_lse, kernel, score_mod,
-        mask_mod, invariant, tile, q_descale, (
-            k_descale, v_descale, out_dtype, attention_chunk, precision, return_max_logit, return_key_mass, return_entropy,
-            key_indices, key_blocks, key_counts, key_block_size,
+        mask_mod, tile, q_descale, (
+            k_descale, v_descale, out_dtype, attention_chunk, precision, invariant, return_max_logit, return_key_mass,
+            return_entropy, key_indices, key_blocks, key_counts, key_block_size,
         ),
     )  # fmt: skip
 
@@ -163,7 +163,7 @@ def attention_packed(
     kernel: str | None = None,
     score_mod: Any = None,
     mask_mod: Any = None,
-    invariant: bool = False,
+    invariant: bool | None = None,
     tile: tuple[int, int] | None = None,
     q_descale: Any = None,
     k_descale: Any = None,
@@ -212,9 +212,9 @@ def attention_packed(
     return route()(
         q, k, v, causal, window, softcap, alibi_slopes, bias, mask, hidden_rows, block_mask, key_lengths, seqused_q,
         seqused_kv, sink, dropout_p, seed, offset, scale, "bshd", alignment, (
-            deterministic, return_lse, kernel, score_mod, mask_mod, invariant, tile, q_descale, k_descale, v_descale,
-            out_dtype, attention_chunk, precision, return_max_logit, return_key_mass, return_entropy, key_indices,
-            key_blocks, key_counts, key_block_size,
+            deterministic, return_lse, kernel, score_mod, mask_mod, tile, q_descale, k_descale, v_descale,
+            out_dtype, attention_chunk, precision, invariant, return_max_logit, return_key_mass, return_entropy,
+            key_indices, key_blocks, key_counts, key_block_size,
         ), cu_seqlens_q=cu_seqlens_q, cu_seqlens_kv=cu_seqlens_kv, max_seqlen_q=max_seqlen_q, max_seqlen_kv=max_seqlen_kv,
     )  # fmt: skip
 

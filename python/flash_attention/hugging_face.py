@@ -15,7 +15,7 @@ from flash_attention.hugging_face_masks import LazyMask, make_mask
 NAMES = ("flash_attention", "exact_attention", "exact_flash_3")
 
 
-def register_transformers(*, flex: bool = False, **wrong) -> None:
+def register_transformers(*, flex: bool = False, invariant: bool | None = None, **wrong) -> None:
     """Makes attn_implementation="exact_attention", "flash_attention" and "exact_flash_3" known to transformers.
 
         flash_attention.register_transformers()
@@ -23,16 +23,22 @@ def register_transformers(*, flex: bool = False, **wrong) -> None:
 
     With flex=True this library also takes the place of torch's FlexAttention: attn_implementation="flex_attention", with
     the BlockMask that transformers makes for it.
+
+    With invariant=True a token has the same bits, and a sequence the same gradients, whatever else is in the batch
+    (docs/numerics.md, "Invariant bits"). None: as FLASH_ATTENTION_INVARIANT says. It holds until the next registration.
     """
     if wrong:
         refuse_keywords(register_transformers, wrong)
     from transformers import AttentionInterface, AttentionMaskInterface
 
+    if not (invariant is None or isinstance(invariant, bool)):
+        raise TypeError(f"invariant: expected a bool or None, got {type(invariant).__name__}")
+    forward = _FORWARD[invariant]
     for name in NAMES:
-        AttentionInterface.register(name, attention_forward)
+        AttentionInterface.register(name, forward)
         AttentionMaskInterface.register(name, make_mask)
     if flex:
-        AttentionInterface.register("flex_attention", attention_forward)
+        AttentionInterface.register("flex_attention", forward)
     _name_the_source()
     _refuse_models_without_the_interface()
 
@@ -117,6 +123,7 @@ def attention_forward(
     max_length_q=None,
     max_length_k=None,
     cache=None,
+    invariant=None,
     **kwargs,
 ):
     """transformers' attention function: [batch, heads, seq, head_dim] each -> (out [batch, seq, heads, head_dim], None).
@@ -126,6 +133,7 @@ def attention_forward(
     """
     causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
     options = {"dropout_p": dropout, "scale": scaling, "softcap": softcap or 0.0, "sink": s_aux}
+    options["invariant"] = invariant
     if hasattr(cache, "cache_allocators"):
         more = {**kwargs, "cu_seq_lens_k": cu_seq_lens_k, "max_length_k": max_length_k}
         key, value = cache.update(key_states=key, value_states=value, layer_idx=module.layer_idx, kwargs=more)
@@ -174,5 +182,17 @@ def _decode_in_pages(query, key, value, call, sliding_window, options):
         window_size=(-1, -1) if sliding_window is None else (sliding_window - 1, 0),
         softcap=options["softcap"],
         s_aux=options["sink"],
+        invariant=options["invariant"],
     )
     return out.transpose(0, 1)
+
+
+def _invariant_forward(*arguments, **keywords):
+    return attention_forward(*arguments, **keywords, invariant=True)
+
+
+def _variant_forward(*arguments, **keywords):
+    return attention_forward(*arguments, **keywords, invariant=False)
+
+
+_FORWARD = {None: attention_forward, True: _invariant_forward, False: _variant_forward}

@@ -18,7 +18,8 @@ from flash_attention.arguments.shapes import check_tensors, lse_shape, score_wid
 from flash_attention.options import Options, Tensors, has_statistics
 
 _TYPES = {
-    "integer": numpy.int64, "number": numpy.float32, "optional_number": numpy.float32, "flag": numpy.bool_, "text": str,
+    "integer": numpy.int64, "number": numpy.float32, "optional_number": numpy.float32, "flag": numpy.bool_,
+    "optional_flag": numpy.bool_, "text": str,
 }  # fmt: skip
 _BIAS, _SINK = (Tensors._fields.index(name) for name in ("bias", "sink"))
 
@@ -124,6 +125,8 @@ def run(tensors, options, seed, offset, return_lse):
     tensors = _varying(tensors, _axes(tensors))
     if options.scale is None:
         options = options._replace(scale=tensors[0].shape[-1] ** -0.5)
+    if options.invariant is None:
+        options = options._replace(invariant=_core.invariant_by_default())
     static = tuple((name, _static(name, _TYPES[kind], getattr(options, name))) for name, kind, _ in _core.options)
     out, lse = _attention(
         (*static, ("seed", numpy.int64(signed(seed or 0))), ("offset", numpy.int64(signed(offset)))), *tensors

@@ -17,7 +17,7 @@ from collections import namedtuple
 
 from flash_attention import _core
 from flash_attention.arguments.names import Renamed, renamed
-from flash_attention.arguments.options import make_options, plain_masks, planned, with_tile
+from flash_attention.arguments.options import make_options, plain_masks, with_tile
 from flash_attention.arguments.seeds import check_seed
 from flash_attention.options import Tensors, has_statistics
 
@@ -88,7 +88,7 @@ def _attention(
     alibi_slopes=None, sink=None, hidden_rows=None, block_mask=None, key_lengths=None, seqused_q=None, seqused_kv=None,
     causal=False, window=(-1, -1), softcap=0.0, dropout_p=0.0, seed=None, offset=0, scale=None, layout="bshd",
     alignment="bottom_right", deterministic=False, return_lse=False, kernel=None, score_mod=None, mask_mod=None,
-    invariant=False, tile=None, q_descale=None, k_descale=None, v_descale=None, out_dtype=None, key_indices=None,
+    tile=None, q_descale=None, k_descale=None, v_descale=None, out_dtype=None, key_indices=None,
     key_blocks=None, key_counts=None, key_block_size=None, **named,
 ):  # fmt: skip
     if tile is not None:
@@ -115,7 +115,7 @@ def _attention(
         _check_lists("key_indices" if key_blocks is None else "key_blocks", bias, score_mod, mask_mod)
     options = make_options(
         scale=scale, softcap=softcap, causal=causal, alignment=alignment, window=window, dropout_p=dropout_p,
-        deterministic=deterministic, layout=layout, kernel=planned(kernel) if invariant else kernel,
+        deterministic=deterministic, layout=layout, kernel=kernel,
         max_seqlen_q=max_seqlen_q or 0, max_seqlen_kv=max_seqlen_kv or 0, block_sizes=block_sizes,
         key_block_size=key_block_size, **named,
     )  # fmt: skip

@@ -12,7 +12,7 @@ from flash_attention import _core
 from flash_attention.arguments.keywords import refuse_keywords
 from flash_attention.arguments.names import refusal
 from flash_attention.arguments.narrow import as_bytes, scale_tensor
-from flash_attention.arguments.options import make_options, planned
+from flash_attention.arguments.options import make_options
 from flash_attention.arguments.shapes import lse_shape
 from flash_attention.options import NUM_OPTIONS, NUM_TENSORS, Options, Tensors
 from flash_attention.pytorch import flops as torch_flops
@@ -45,7 +45,7 @@ def attention_over_cache(
     scale: float | None = None,
     return_lse: bool = False,
     kernel: str | None = None,
-    invariant: bool = False,
+    invariant: bool | None = None,
     k_scale: Tensor | float | None = None,
     v_scale: Tensor | float | None = None,
     cache_dtype: str | None = None,
@@ -95,7 +95,7 @@ def attention_over_cache(
 def run(
     q, k, v, *, seqused_kv=None, page_table=None, left_padding=None, cu_seqlens_q=None, max_seqlen_q=0, seqused_q=None,
     causal=False, window=(-1, -1), softcap=0.0, alibi_slopes=None, mask=None, sink=None, scale=None, return_lse=False,
-    kernel=None, invariant=False, k_scale=None, v_scale=None, cache_dtype=None, latent=False, attention_chunk=0, out=None,
+    kernel=None, invariant=None, k_scale=None, v_scale=None, cache_dtype=None, latent=False, attention_chunk=0, out=None,
     key_indices=None, key_blocks=None, key_counts=None, key_block_size=None, caller="attention_over_cache",
 ):  # fmt: skip
     """attention_over_cache() of any form."""
@@ -109,7 +109,7 @@ def run(
     narrow = (scale_tensor(k_scale, k.device), scale_tensor(v_scale, k.device), codes, latent)
     options = make_options(
         scale=scale, softcap=softcap, causal=causal, window=window, max_seqlen_q=max_seqlen_q or 0,
-        kernel=planned(kernel) if invariant else kernel, attention_chunk=attention_chunk, key_block_size=key_block_size,
+        kernel=kernel, invariant=invariant, attention_chunk=attention_chunk, key_block_size=key_block_size,
     )  # fmt: skip
     if out is not None:
         check_out(out, q, v)

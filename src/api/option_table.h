@@ -15,6 +15,7 @@
 #define FLASH_ATTENTION_NAMED_OPTIONS(X) /* the last of them: what attention() takes by this name, and passes on as it is */ \
   X(integer, attention_chunk, 0, "attention_chunk", "an int", same, hides)                                  \
   X(text, precision, "auto", "precision", "'auto', 'ieee', 'fast' or 'tf32'", same, nothing)                \
+  X(optional_flag, invariant, std::nullopt, "invariant", "a bool or None", call, nothing) /* None: by default */ \
   X(flag, return_max_logit, false, "return_max_logit", "a bool", same, nothing)                             \
   X(flag, return_key_mass, false, "return_key_mass", "a bool", same, nothing)                               \
   X(flag, return_entropy, false, "return_entropy", "a bool", same, nothing)

@@ -9,6 +9,7 @@
 
 #include "api/option_table.h"
 #include "plan/key_bounds.h"
+#include "support/settings.h"
 
 namespace flash_attention {
 namespace {
@@ -100,6 +101,8 @@ double visible_scores(const Problem& p) {
 }
 
 }  // namespace
+
+bool invariant_by_default() { return support::settings().invariant; }
 
 std::size_t hash_value(const Problem& problem) {
   Hasher hasher;

@@ -66,6 +66,11 @@ std::vector<Finding> diagnose() {
       if (backend->diagnose != nullptr) add(backend->diagnose());
     }
     add(jit::diagnose());
+    findings.push_back({"invariant bits", true,
+                        invariant_by_default()
+                            ? "FLASH_ATTENTION_INVARIANT is on: calls that do not say otherwise have them"
+                            : "of calls with `invariant`; of all with FLASH_ATTENTION_INVARIANT=1",
+                        ""});
     for (const DeviceInfo& device : devices()) {
       if (!device_traits(device.device).gpu_kernels) continue;
       findings.push_back({"kernels on " + to_string(device.device), true, describe_path(device), ""});

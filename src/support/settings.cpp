@@ -34,9 +34,12 @@ constexpr SettingDescription descriptions[] = {
      "is"},
     {"FLASH_ATTENTION_CHECK", "on, off", "off",
      "on: some rows of every call are compared with fp64 on the host; a call that differs is an error. Slow"},
+    {"FLASH_ATTENTION_INVARIANT", "on, off", "off",
+     "on: calls that do not say otherwise have invariant bits (docs/numerics.md), or are refused by name"},
     {"FLASH_ATTENTION_TUNED", "on, off", "on", "off: the planner chooses by its rules alone, whatever was measured here"},
     {"FLASH_ATTENTION_QUALIFY", "0, 1, force", "1",
-     "kernels that were never run on such a GPU: 0 does not use them, 1 tests them once at their first use, force tests them "
+     "kernels that were never run on such a GPU: 0 does not use them, 1 tests them once at their first use, force tests "
+     "them "
      "again"},
     {"FLASH_ATTENTION_RECORD", "a file", "none",
      "the problems of all calls are added to it, one a line, each once, for `flash-attention tune --problems`"},
@@ -155,6 +158,7 @@ Settings read_settings(const Environment& environment) {
   settings.threads = static_cast<int>(reader.number("FLASH_ATTENTION_THREADS", 0, 1, 4096));
   settings.thread_source = reader.thread_source("FLASH_ATTENTION_THREAD_SOURCE");
   settings.check = reader.on_or_off("FLASH_ATTENTION_CHECK", settings.check);
+  settings.invariant = reader.on_or_off("FLASH_ATTENTION_INVARIANT", settings.invariant);
   settings.tuned = reader.on_or_off("FLASH_ATTENTION_TUNED", settings.tuned);
   settings.qualify = reader.qualify("FLASH_ATTENTION_QUALIFY");
   settings.record = reader.path("FLASH_ATTENTION_RECORD");

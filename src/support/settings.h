@@ -40,6 +40,7 @@ struct Settings {
   int threads = 0;                                         // of the CPU backend, at most; 0: one a core
   ThreadSource thread_source = ThreadSource::automatic;    // whose threads the CPU backend runs on
   bool check = false;                                      // compare rows of every call with fp64
+  bool invariant = false;                                  // the default of Problem::invariant
   bool tuned = true;                                       // use what `flash-attention tune` found
   Qualify qualify = Qualify::first_use;                    // kernels that were never run on such a GPU
   std::filesystem::path record;                            // a file of the problems that are called; empty: none

@@ -118,7 +118,8 @@ void read(const Member& at, T& to) {
     at.require(Kind::number, "a whole number");
     const double number = at.value.number();
     constexpr double least = static_cast<double>(std::numeric_limits<T>::min());
-    constexpr double end = std::is_same_v<T, std::int64_t> ? 0x1p63 : static_cast<double>(std::numeric_limits<T>::max()) + 1;
+    constexpr double end =
+        std::is_same_v<T, std::int64_t> ? 0x1p63 : static_cast<double>(std::numeric_limits<T>::max()) + 1;
     if (std::trunc(number) != number || number < least || number >= end) refuse(at.name, "expected a whole number");
     to = static_cast<T>(number);
   } else {
@@ -175,7 +176,8 @@ void read(const Member& at, BlockMask& to) {
   read(at.member("q_stride"), to.q_stride);
 }
 void read(const Member& at, decltype(Problem::program_sizes)& to) {
-  if (at.value.kind() != Kind::array || at.value.items().size() != to.size()) refuse(at.name, "expected sizes of 8 tensors");
+  if (at.value.kind() != Kind::array || at.value.items().size() != to.size())
+    refuse(at.name, "expected sizes of 8 tensors");
   for (std::size_t t = 0; t < to.size(); ++t) {
     const JsonValue& sizes = at.value.items()[t];
     if (sizes.items().size() != to[t].size()) refuse(at.name, "expected four sizes of each tensor");
@@ -186,8 +188,8 @@ void read(const Member& at, decltype(Problem::program_sizes)& to) {
 }  // namespace
 
 // The fields of both lists, through the rows of the table; those that callers alone have are none of Problem.
-#define FLASH_ATTENTION_FIELDS(X)                                                              \
-  FLASH_ATTENTION_CALL_OPTIONS(X##_OPTION)                                                     \
+#define FLASH_ATTENTION_FIELDS(X)          \
+  FLASH_ATTENTION_CALL_OPTIONS(X##_OPTION) \
   FLASH_ATTENTION_OTHER_FIELDS(X##_FIELD)
 
 #define FLASH_ATTENTION_WRITE_same(field) \
@@ -199,14 +201,13 @@ void read(const Member& at, decltype(Problem::program_sizes)& to) {
 #define FLASH_ATTENTION_WRITE_FIELD(field, form, scores) FLASH_ATTENTION_WRITE_##form(field)
 
 Json to_json(const Problem& problem) {
-  static const Problem usual;
+  static const Problem usual{.invariant = false};  // whatever the environment of the reader says
   Json json = Json::object();
   FLASH_ATTENTION_FIELDS(FLASH_ATTENTION_WRITE)
   return json;
 }
 
-#define FLASH_ATTENTION_READ_same(field) \
-  {#field, [](const Member& at, Problem& problem) { read(at, problem.field); }},
+#define FLASH_ATTENTION_READ_same(field) {#field, [](const Member& at, Problem& problem) { read(at, problem.field); }},
 #define FLASH_ATTENTION_READ_parts(field) FLASH_ATTENTION_READ_same(field)
 #define FLASH_ATTENTION_READ_call(field)
 #define FLASH_ATTENTION_READ_OPTION(kind, field, default_value, argument, expected, form, scores) \
@@ -218,7 +219,7 @@ Problem problem_of(const JsonValue& json, const std::string& name) {
   static const auto& readers =
       *new std::map<std::string, Reader, std::less<>>{FLASH_ATTENTION_FIELDS(FLASH_ATTENTION_READ)};
   if (json.kind() != Kind::object) refuse(name, "expected a problem: an object with sizes and options");
-  Problem problem;
+  Problem problem{.invariant = false};
   for (const auto& [field, value] : json.members()) {
     const auto reader = readers.find(field);
     const std::string place = name + "." + field;

@@ -1,5 +1,6 @@
 """Each option of src/api/option_table.h that Problem has, by a flag of the command: its value is in the JSON of `plan`."""
 
+import os
 import re
 from pathlib import Path
 
@@ -30,3 +31,10 @@ def test_the_command_has_a_flag_for_it(command, name):
     words = FLAGS.get(name) or ([flag] if value is True else [flag, str(value)])
     assert command.json("plan", *words)["problem"][name] == value
     assert command.json("plan")["problem"][name] != value
+
+
+@pytest.mark.parametrize("value, words, invariant", [("1", [], True), ("", [], False), ("", ["--invariant"], True)])
+def test_the_environment_gives_the_default_of_invariant(command, value, words, invariant):
+    settings = {"env": {**os.environ, "FLASH_ATTENTION_INVARIANT": value}}
+    assert command.json("plan", *words, **settings)["problem"]["invariant"] is invariant
+    assert (", invariant" in command("plan", *words, **settings).stdout) is invariant

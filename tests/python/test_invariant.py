@@ -1,5 +1,6 @@
 """invariant=True: the same bits of a row from every entry, in every company."""
 
+import ast
 import os
 import subprocess
 import sys
@@ -79,6 +80,52 @@ def test_a_kernel_cannot_be_named_besides():
     q = torch.randn(1, 8, 2, 16)
     with pytest.raises(ValueError, match="kernel: got 'cpu/decode'; with invariant=True allowed is None"):
         attention(q, q, q, kernel="cpu/decode", invariant=True)
+
+
+BY_DEFAULT = """
+import torch, flash_attention
+from flash_attention import attention, attention_over_cache, attention_packed, explain
+q, k, v = torch.randn(3, 1, 300, 4, 64).bfloat16()
+starts = torch.tensor([0, 300], dtype=torch.int32)
+last = torch.tensor([300], dtype=torch.int32)
+def bits(**flag):
+    def learned(*leaves):
+        return torch.autograd.grad(attention(*leaves, causal=True, **flag).square().sum(), leaves)
+    return (
+        attention(q, k, v, causal=True, **flag), attention_packed(q[0], k[0], v[0], starts, causal=True, **flag),
+        attention_over_cache(q[:, -1:], k, v, seqused_kv=last, **flag), *learned(*(x.requires_grad_() for x in (q, k, v))),
+    )
+same = [all(map(torch.equal, bits(), bits(invariant=flag))) for flag in (True, False)]
+said = "invariant" in explain(q, k, v), "invariant" in explain(q, k, v, invariant=False)
+traced = torch.compile(lambda q, k, v: attention(q, k, v, causal=True), backend="aot_eager")(q, k, v)
+same.append(torch.equal(traced, attention(q, k, v, causal=True, invariant=True)))
+refused = []
+for options in ({"kernel": "cpu/prefill"}, {"kernel": "standard"}, {"tile": (64, 64)}):
+    try:
+        attention(q, k, v, **options)
+    except (ValueError, NotImplementedError) as error:
+        refused.append(str(error))
+attention(q, k, v, kernel="standard", invariant=False)
+found = [finding["detail"] for finding in flash_attention._core.diagnose() if finding["subject"] == "invariant bits"]
+print((same, said, refused, found))
+"""
+
+
+def test_the_environment_gives_the_default():
+    """Every entrance, a trace, explain and the findings; invariant=False is stronger, and a kernel by name is refused."""
+    said = {}
+    for value in ("", "1"):
+        environment = {**os.environ, "FLASH_ATTENTION_INVARIANT": value}
+        done = subprocess.run([sys.executable, "-c", BY_DEFAULT], env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        said[value] = ast.literal_eval(done.stdout)
+    same, explained, refused, (found,) = said["1"]
+    assert same == [True, False, True] and explained == (True, False)
+    assert found.startswith("FLASH_ATTENTION_INVARIANT is on")
+    on = "FLASH_ATTENTION_INVARIANT is on: allowed is None, or invariant=False"
+    assert refused == [f"kernel: got 'cpu/prefill'; {on}", f"kernel: got 'standard'; {on}", f"tile: was given; {on}"]
+    same, explained, refused, (found,) = said[""]
+    assert same == [False, True, False] and explained == (False, False) and "FLASH_ATTENTION_INVARIANT=1" in found
 
 
 @pytest.mark.parametrize("number", [n if n < 8 else pytest.param(n, marks=pytest.mark.long_tail) for n in range(48)])

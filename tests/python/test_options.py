@@ -19,7 +19,7 @@ def test_every_argument_arrives_under_its_name():
         "max_seqlen_q": 7, "max_seqlen_kv": 9, "scale": 0.25, "softcap": 3.0, "causal": True, "top_left": True,
         "window_left": 5, "window_right": -1, "dropout_p": 0.5, "deterministic": True, "heads_first": True,
         "standard": False, "kernel": "cpu/prefill", "mask_block_q": 64, "mask_block_kv": 32,
-        "attention_chunk": 11, "precision": "fast", "list_block_q": 3, "list_block_kv": 16,
+        "attention_chunk": 11, "precision": "fast", "invariant": None, "list_block_q": 3, "list_block_kv": 16,
         "return_max_logit": True, "return_key_mass": False, "return_entropy": True,
     }  # fmt: skip
     assert make_options(kernel="standard") == Options(standard=True) and make_options() == Options()

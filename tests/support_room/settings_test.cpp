@@ -51,6 +51,7 @@ TEST(Settings, values) {
                                   {"FLASH_ATTENTION_CPU_ISA", "avx512"},
                                   {"FLASH_ATTENTION_THREADS", "12"},
                                   {"FLASH_ATTENTION_THREAD_SOURCE", "own"},
+                                  {"FLASH_ATTENTION_INVARIANT", "1"},
                                   {"FLASH_ATTENTION_TUNED", "off"},
                                   {"FLASH_ATTENTION_QUALIFY", "force"},
                                   {"FLASH_ATTENTION_RECORD", "calls.jsonl"},
@@ -79,12 +80,13 @@ TEST(Settings, an_empty_variable_is_not_set) {
 
 TEST(Settings, bad_values_are_refused_by_name) {
   const std::pair<const char*, const char*> bad[] = {
-      {"FLASH_ATTENTION_CACHE_LIMIT", "many"},  {"FLASH_ATTENTION_CACHE_LIMIT", "-1"},
-      {"FLASH_ATTENTION_CACHE_LIMIT", "1T"},    {"FLASH_ATTENTION_CACHE_LIMIT", "9999999999999G"},
-      {"FLASH_ATTENTION_JIT", "maybe"},         {"FLASH_ATTENTION_CPU_ISA", "sse"},
-      {"FLASH_ATTENTION_THREADS", "0"},         {"FLASH_ATTENTION_THREADS", "4097"},
-      {"FLASH_ATTENTION_QUALIFY", "2"}, {"FLASH_ATTENTION_THREADS", "4 "},        {"FLASH_ATTENTION_EMULATOR_SEED", "-1"},
-      {"FLASH_ATTENTION_EMULATOR_SEED", "0x1"}, {"FLASH_ATTENTION_THREAD_SOURCE", "torch"}};
+      {"FLASH_ATTENTION_CACHE_LIMIT", "many"},   {"FLASH_ATTENTION_CACHE_LIMIT", "-1"},
+      {"FLASH_ATTENTION_CACHE_LIMIT", "1T"},     {"FLASH_ATTENTION_CACHE_LIMIT", "9999999999999G"},
+      {"FLASH_ATTENTION_JIT", "maybe"},          {"FLASH_ATTENTION_CPU_ISA", "sse"},
+      {"FLASH_ATTENTION_THREADS", "0"},          {"FLASH_ATTENTION_THREADS", "4097"},
+      {"FLASH_ATTENTION_QUALIFY", "2"},          {"FLASH_ATTENTION_THREADS", "4 "},
+      {"FLASH_ATTENTION_EMULATOR_SEED", "-1"},   {"FLASH_ATTENTION_EMULATOR_SEED", "0x1"},
+      {"FLASH_ATTENTION_THREAD_SOURCE", "torch"}};
   for (const auto& [variable, value] : bad) {
     try {
       read({{variable, value}});

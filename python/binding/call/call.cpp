@@ -48,10 +48,7 @@ std::optional<TileSize> tile_of(const std::string& kernel) {
 }  // namespace
 
 Call::Call(const Slots& tensors, const CallOptions& given, const std::string& codes, bool latent)
-    : standard_(given.standard),
-      invariant_(given.kernel == "invariant"),  // no kernel has that name: it takes the place of one
-      kernel_(invariant_ ? "" : given.kernel.substr(0, given.kernel.find('@'))),
-      tile_(tile_of(given.kernel)) {
+    : standard_(given.standard), kernel_(given.kernel.substr(0, given.kernel.find('@'))), tile_(tile_of(given.kernel)) {
   const Tensor &q = tensors[Slot::q], &k = tensors[Slot::k], &v = tensors[Slot::v];
   const bool packed = tensors[Slot::cu_seqlens_q].present();
   if (packed) {
@@ -95,7 +92,6 @@ Call::Call(const Slots& tensors, const CallOptions& given, const std::string& co
              .total_q = packed ? q.sizes[0] : 0,
              .total_kv = packed ? k.sizes[0] : 0,
              .alignment = given.top_left ? Alignment::top_left : Alignment::bottom_right,
-             .invariant = invariant_,
              .precision = precision_of(given.precision, q)};
 #define FLASH_ATTENTION_COPY_same(name) copy_option(given.name, problem.name);
 #define FLASH_ATTENTION_COPY_call(name)
@@ -104,6 +100,8 @@ Call::Call(const Slots& tensors, const CallOptions& given, const std::string& co
 #undef FLASH_ATTENTION_COPY
 #undef FLASH_ATTENTION_COPY_call
 #undef FLASH_ATTENTION_COPY_same
+  if (given.invariant) problem.invariant = *given.invariant;
+  if (problem.invariant) refuse_choices(given);
   problem.q_strides = strides_of(q);
   problem.latent = latent;
   if (!paged) {
@@ -154,6 +152,15 @@ Call::Call(const Slots& tensors, const CallOptions& given, const std::string& co
   if (narrow_queries) problem.q_dtype = cache_dtype_of(q, codes);
   read_scales(tensors);
   read_query_scale(tensors[Slot::q_scale]);
+}
+
+void Call::refuse_choices(const CallOptions& given) const {
+  const char* const because = given.invariant ? "with invariant=True allowed is None"
+                                              : "FLASH_ATTENTION_INVARIANT is on: allowed is None, or invariant=False";
+  if (tile_) refuse_value("tile", std::string("was given; ") + because);
+  if (standard_ || !kernel_.empty()) {
+    refuse_value("kernel", "got '" + (standard_ ? std::string("standard") : kernel_) + "'; " + because);
+  }
 }
 
 const Tensor& Call::here(const Tensor& tensor) const {

@@ -69,7 +69,7 @@ class Call {
   void set_statistics(const Statistics& statistics);
 
   Pass pass(bool backward) const;
-  void choose(bool backward);  ///< a kernel or tile of the other pass is none of this one: the planner chooses
+  void choose(bool backward);       ///< a kernel or tile of the other pass is none of this one: the planner chooses
   std::size_t plan(bool backward);  ///< the bytes of workspace that it needs
   void set_workspace(void* memory, std::size_t bytes);  ///< `memory` has workspace_alignment bytes more than `bytes`
   void run() const;                                     ///< as planned
@@ -94,11 +94,11 @@ class Call {
   const void* score_tensor(const Tensor& tensor, bool boolean, ScoreTensor& out) const;
   const std::int32_t* lengths(const Tensor& tensor, std::int64_t count) const;
   const Tensor& like(const Tensor& tensor, std::int64_t seq, std::int64_t heads, std::int64_t dim) const;
+  void refuse_choices(const CallOptions& given) const;  ///< of a kernel or a tile: bits are invariant in one order
   const Tensor& here(const Tensor& tensor) const;
 
   int batch_axis_ = 0, seq_axis_ = 1, head_axis_ = 2, dim_axis_ = 3;
   bool standard_ = false;
-  bool invariant_ = false;
   std::string kernel_;
   std::optional<TileSize> tile_;
   std::optional<PlannedCall> planned_;

@@ -116,13 +116,6 @@ def plain_masks(hidden_rows, causal, window, block_mask, seq_q=None):
     return (hidden_rows, causal, window, *block_map(block_mask))
 
 
-def planned(kernel):
-    """What the binding takes for the kernel of an invariant call: "invariant", for which the planner has one of its own."""
-    if kernel is not None:
-        raise ValueError(f"kernel: got {kernel!r}; with invariant=True allowed is None")
-    return "invariant"
-
-
 _OPTIONS_BY_NAME = (
     *("scale", "softcap", "causal", "alignment", "window", "dropout_p", "deterministic", "layout", "key_block_size"),
     *NAMED,
@@ -144,4 +137,4 @@ def binding_arguments(arguments):
         given[name] = arguments.get(name) or 0
     kernel, tile = arguments["kernel"], arguments.get("tile")
     kernel = kernel if tile is None else with_tile(kernel, tile)
-    return tensors, make_options(**given, kernel=planned(kernel) if arguments.get("invariant") else kernel)
+    return tensors, make_options(**given, kernel=kernel)

@@ -13,7 +13,10 @@ from flash_attention.arguments.seeds import unsigned
 from flash_attention.arguments.shapes import check_tensors, lse_shape
 from flash_attention.options import NUM_TENSORS, split
 
-_KINDS = {"integer": "SymInt", "number": "float", "optional_number": "float?", "flag": "bool", "text": "str"}
+_KINDS = {
+    "integer": "SymInt", "number": "float", "optional_number": "float?", "flag": "bool", "optional_flag": "bool?",
+    "text": "str",
+}  # fmt: skip
 TENSORS = ", ".join(f"Tensor{'' if name in ('q', 'k', 'v') else '?'} {name}" for name in _core.tensors[:NUM_TENSORS])
 OPTIONS = ", ".join(f"{_KINDS[kind]} {name}" for name, kind, _ in _core.options)
 

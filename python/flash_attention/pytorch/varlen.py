@@ -39,7 +39,7 @@ def why_not(query, value, *, cum_seq_q=None, cum_seq_k=None, block_table=None, r
 
 
 def _arguments(
-    query, key, value, starts, longest, dropout_p, is_causal, scale, window, seqused_k=None, slopes=None, kernel=""
+    query, key, value, starts, longest, dropout_p, is_causal, scale, window, seqused_k=None, slopes=None, invariant=None
 ):
     """(Tensors, Options)"""
     query, key, value = (tensor if tensor.stride(-1) == 1 else tensor.contiguous() for tensor in (query, key, value))
@@ -52,7 +52,7 @@ def _arguments(
     deterministic = torch.are_deterministic_algorithms_enabled()
     options = Options(
         *longest, scale, causal=is_causal, window_left=left, window_right=right, dropout_p=dropout_p,
-        deterministic=deterministic, kernel=kernel,
+        deterministic=deterministic, invariant=invariant,
     )  # fmt: skip
     return tensors, options
 
@@ -62,9 +62,8 @@ def _run(
 ):
     """(out, lse, rng_state or None)."""
     if block_table is None:
-        kernel = "invariant" if invariant else ""
         arguments = _arguments(
-            query, key, value, starts, longest, dropout_p, is_causal, scale, window, seqused_k, slopes, kernel
+            query, key, value, starts, longest, dropout_p, is_causal, scale, window, seqused_k, slopes, invariant
         )
         return torch_ops.forward(*arguments, None, 0, True)
     from flash_attention.compat.flash_attn.paging import attention_in_pages
@@ -123,7 +122,7 @@ def _forward(
         )  # fmt: skip
     out, lse, state = _run(
         query, key, value, (cum_seq_q, cum_seq_k), (max_q, max_k), dropout_p, is_causal, scale,
-        (window_size_left, window_size_right), seqused_k, alibi_slopes, block_table, num_splits == 1,
+        (window_size_left, window_size_right), seqused_k, alibi_slopes, block_table, True if num_splits == 1 else None,
     )  # fmt: skip
     state = torch.zeros(2, dtype=torch.int64, device="cpu") if state is None else state
     return out, lse, state, torch.empty(0, dtype=torch.int64), query.new_empty(0)

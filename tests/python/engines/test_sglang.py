@@ -50,11 +50,14 @@ class Engine:
         take("srt.mem_cache.kv_loc_plan", "IdSpaceKind")
         take("srt.speculative.spec_info", "SpecInputType", "SpecInput")
         self.EagleVerifyInput = take("srt.speculative.eagle_info", "EagleVerifyInput").EagleVerifyInput
-        names = "ATTENTION_BACKEND_CHOICES", "add_attention_backend_choices"
-        choices = take("srt.arg_groups.choices", *names)
+        kinds = "", "deterministic_", "radix_supported_deterministic_"
+        adders = [f"add_{kind}attention_backend_choices" for kind in kinds]
+        lists = [f"{kind.upper()}ATTENTION_BACKEND{'' if kind.startswith('radix') else '_CHOICES'}" for kind in kinds]
+        choices = take("srt.arg_groups.choices", *lists, *adders)
+        self.of_deterministic = [getattr(choices, name) for name in lists[1:]]
         self.choices = choices.ATTENTION_BACKEND_CHOICES
         server_args = (wheel.root / "sglang/srt/server_args.py").read_text()
-        assert "\n    add_attention_backend_choices,\n" in server_args  # imported there
+        assert all(f"\n    {name},\n" in server_args for name in adders)  # imported there
         sys.modules["sglang.srt.server_args"] = choices
         sys.modules.pop("flash_attention.engines.sglang", None)
         self.plugin = importlib.import_module("flash_attention.engines.sglang")
@@ -280,5 +283,6 @@ def test_refusals(engine):
 def test_registration(engine):
     assert engine.backends[engine.plugin.NAME] is engine.plugin.Backend
     assert engine.plugin.NAME in engine.choices
+    assert all(engine.plugin.NAME in names for names in engine.of_deterministic)
     (found,) = [e for e in importlib.metadata.entry_points(group="sglang.srt.plugins") if "flash_attention" in e.value]
     assert found.value == "flash_attention.engines.sglang:register"

@@ -241,3 +241,24 @@ def test_sequences_end_to_end(device):
         part = (tensor[:, :, begin:end] for tensor in (q, k, v))
         expected = torch.nn.functional.scaled_dot_product_attention(*part, is_causal=True)
         torch.testing.assert_close(out[:, begin:end], expected.transpose(1, 2), atol=1e-5, rtol=1e-4)
+
+
+def test_invariant_bits_for_all_models():
+    """A row has the bits of attention(invariant=True), prefilled and decoded; the next registration undoes it."""
+    module = torch.nn.Module()
+    q, k, v = torch.randn(3, 2, 4, 300, 64).bfloat16()
+    want = flash_attention.attention(q, k, v, layout="bhsd", causal=True, invariant=True).transpose(1, 2)
+    try:
+        flash_attention.register_transformers(invariant=True)
+        for name in hugging_face.NAMES:
+            forward = transformers.AttentionInterface()[name]
+            assert torch.equal(forward(module, q, k, v, None)[0], want)
+            assert torch.equal(forward(module, q[:1, :, -1:], k[:1], v[:1], None)[0][0, 0], want[0, -1])
+        flash_attention.register_transformers(invariant=False)
+        found = transformers.AttentionInterface()["exact_attention"](module, q[:1, :, -1:], k[:1], v[:1], None)[0]
+        plain = flash_attention.attention(q[:1, :, -1:], k[:1], v[:1], layout="bhsd", invariant=False)
+        assert torch.equal(found, plain.transpose(1, 2))
+        with pytest.raises(TypeError, match="invariant: expected a bool or None, got int"):
+            flash_attention.register_transformers(invariant=1)
+    finally:
+        flash_attention.register_transformers()

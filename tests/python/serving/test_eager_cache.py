@@ -18,12 +18,12 @@ PLAIN = {
     "window": {"window_size": (9, 0)},
     "scores": {"softmax_scale": 0.3, "softcap": 4.0},
     "lse": {"return_softmax_lse": True},
+    "invariant": {"invariant": True},
 }
 NOT_PLAIN = {
     "sink": {"learnable_sink": torch.zeros(4)},
     "left_padding": {"cache_leftpad": torch.tensor([1, 2], dtype=torch.int32)},
     "slopes": {"alibi_slopes": torch.ones(4)},
-    "invariant": {"invariant": True},
 }
 
 

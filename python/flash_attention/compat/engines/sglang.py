@@ -33,11 +33,13 @@ interface.check(
 
 def register() -> None:
     """Adds the backend to SGLang's list, and its name to what the command line takes."""
+    from sglang.srt import server_args
     from sglang.srt.layers.attention.attention_registry import register_attention_backend
-    from sglang.srt.server_args import add_attention_backend_choices
 
     register_attention_backend(NAME)(Backend)
-    add_attention_backend_choices([NAME])
+    server_args.add_attention_backend_choices([NAME])
+    for kind in ("deterministic", "radix_supported_deterministic"):  # --enable-deterministic-inference
+        getattr(server_args, f"add_{kind}_attention_backend_choices")([NAME])
 
 
 @dataclass
@@ -71,6 +73,8 @@ class Backend(AttentionBackend):
         self.req_to_token = model_runner.req_to_token_pool.req_to_token
         self.page_size = model_runner.page_size
         self.device = self.req_to_token.device
+        deterministic = getattr(getattr(model_runner, "server_args", None), "enable_deterministic_inference", False)
+        self.invariant = True if deterministic else None  # None: as FLASH_ATTENTION_INVARIANT says
         self.chunk = getattr(model_runner, "attention_chunk_size", None) or 0
         self.forward_metadata: Metadata | None = None
         self.graphs: Metadata | None = None
@@ -192,6 +196,7 @@ class Backend(AttentionBackend):
             scale=layer.scaling,
             sink=sinks,
             attention_chunk=self.chunk if layer.use_irope else 0,
+            invariant=self.invariant,
             **scales,
         )
         return out.reshape(-1, layer.tp_q_head_num * layer.v_head_dim)

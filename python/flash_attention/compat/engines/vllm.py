@@ -161,7 +161,7 @@ class Impl(AttentionImpl[Metadata]):
         self.softcap = logits_soft_cap or 0.0
         self.alibi_slopes = None if alibi_slopes is None else torch.tensor(alibi_slopes, dtype=torch.float32)
         self.sinks = sinks
-        self.invariant = vllm.envs.VLLM_BATCH_INVARIANT
+        self.invariant = True if vllm.envs.VLLM_BATCH_INVARIANT else None  # None: as FLASH_ATTENTION_INVARIANT says
 
     def forward(
         self,

@@ -46,7 +46,7 @@ def flash_attn_with_kvcache(
     rotary_seqlens: Tensor | None = None,
     learnable_sink: Tensor | None = None,
     s_aux: Tensor | None = None,
-    invariant: bool = False,
+    invariant: bool | None = None,
     qv: Tensor | None = None,
     k_descale: Tensor | float | None = None,
     v_descale: Tensor | float | None = None,

@@ -214,7 +214,7 @@ class BatchDecodeWithPagedKVCacheWrapper:
             scale=scale_of(head_dim, options["sm_scale"], q_scale, k_scale),
             softcap=options["logits_soft_cap"] or 0.0,
             window=(options["window_left"] if window_left is None else window_left, options["window_right"]),
-            invariant=options["fixed_split_size"] is not None,
+            invariant=True if options["fixed_split_size"] is not None else None,
             return_lse=with_lse,
             out=None if place is None else place.unflatten(0, (-1, tokens)),
         )

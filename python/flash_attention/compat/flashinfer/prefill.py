@@ -211,7 +211,7 @@ class BatchPrefillWithPagedKVCacheWrapper:
             else:
                 self._mask = items.mask(starts, lengths, width)
             most = self._mask.shape[2]
-        self._starts, self._most, self._invariant = starts, most, fixed_split_size is not None
+        self._starts, self._most, self._invariant = starts, most, True if fixed_split_size is not None else None
         self._heads = (num_qo_heads, num_kv_heads, head_dim_qk)
         self._options = {
             "causal": causal and not masked,

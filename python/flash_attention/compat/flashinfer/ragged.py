@@ -129,7 +129,7 @@ class BatchPrefillWithRaggedKVCacheWrapper:
             "sm_scale": sm_scale,
             "window_left": window_left,
             "logits_soft_cap": logits_soft_cap,
-            "invariant": fixed_split_size is not None,
+            "invariant": True if fixed_split_size is not None else None,
         }
 
     begin_forward = plan
