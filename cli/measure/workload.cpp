@@ -84,6 +84,40 @@ Array equal_lengths(Device device, std::int64_t count, std::int64_t length) {
   return array;
 }
 
+/// How many blocks of keys (or keys) the queries of a list may see, by the causal diagonal.
+std::int64_t seen_units(const Problem& p, std::int64_t row) {
+  const KeyList& list = p.key_list;
+  const std::int64_t last = std::min((row + 1) * list.block_q, p.seq_q) - 1;
+  const std::int64_t diagonal = p.alignment == Alignment::top_left ? last : last + p.seq_kv - p.seq_q;
+  const std::int64_t keys = p.causal ? std::clamp<std::int64_t>(diagonal + 1, 0, p.seq_kv) : p.seq_kv;
+  return (keys + list.block_kv - 1) / list.block_kv;
+}
+
+/// A list for each sequence, block of queries and head: different entries of those that the queries may see, and -1 behind
+/// them where there are not so many. Causal lists of blocks begin with the last one, where the queries are themselves.
+Array random_lists(Device device, const Problem& p, std::uint64_t seed) {
+  const KeyList& list = p.key_list;
+  const std::int64_t rows = (p.seq_q + list.block_q - 1) / list.block_q;
+  Array array(device, static_cast<std::size_t>(p.batch * rows * list.heads * list.entries) * sizeof(std::int32_t));
+  auto* entry = static_cast<std::int32_t*>(array.host());
+  std::vector<std::int64_t> drawn_for(static_cast<std::size_t>(std::max<std::int64_t>(p.seq_kv, 1)), -1);
+  for (std::int64_t number = 0; number < p.batch * rows * list.heads; ++number) {
+    const std::int64_t units = seen_units(p, number / list.heads % rows);
+    const bool own = p.causal && list.kind == KeyListKind::blocks && units > 0 && list.entries > 0;
+    const std::int64_t others = units - own, wanted = list.entries - own, count = std::min(wanted, others);
+    if (own) *entry++ = static_cast<std::int32_t>(units - 1);
+    for (std::int64_t last = others - count; last < others; ++last) {  // Floyd's: each set of `count` is as likely
+      auto drawn = static_cast<std::int64_t>(next_random(seed) % static_cast<std::uint64_t>(last + 1));
+      if (drawn_for[static_cast<std::size_t>(drawn)] == number) drawn = last;
+      drawn_for[static_cast<std::size_t>(drawn)] = number;
+      *entry++ = static_cast<std::int32_t>(drawn);
+    }
+    entry = std::fill_n(entry, wanted - count, -1);
+  }
+  array.upload();
+  return array;
+}
+
 }  // namespace
 
 Buffers Workload::buffers() const {
@@ -95,6 +129,7 @@ Buffers Workload::buffers() const {
   buffers.lse = static_cast<float*>(lse.device());
   buffers.page_table = static_cast<const std::int32_t*>(page_table.device());
   buffers.seqused_kv = static_cast<const std::int32_t*>(seqused_kv.device());
+  buffers.key_list = static_cast<const std::int32_t*>(key_list.device());
   buffers.k_scale = static_cast<const float*>(k_scale.device());
   buffers.v_scale = static_cast<const float*>(v_scale.device());
   buffers.q_scale = static_cast<const float*>(q_scale.device());
@@ -107,8 +142,8 @@ Buffers Workload::buffers() const {
 }
 
 std::vector<const Array*> Workload::arrays() const {
-  return {&q,       &k,          &v,          &out,  &lse, &alibi_slopes, &q_scale, &k_scale,
-          &v_scale, &page_table, &seqused_kv, &dout, &dq,  &dk,           &dv};
+  return {&q,       &k,          &v,          &out,      &lse,  &alibi_slopes, &q_scale, &k_scale,
+          &v_scale, &page_table, &seqused_kv, &key_list, &dout, &dq,           &dk,      &dv};
 }
 
 Workload make_workload(const Problem& problem, const Options& options, bool with_backward) {
@@ -146,6 +181,7 @@ Workload make_workload(const Problem& problem, const Options& options, bool with
   work.lse = Array(device, static_cast<std::size_t>(q_rows) * sizeof(float));
   if (pages) work.page_table = shuffled_pages(device, problem.num_pages, 5);
   if (problem.seqused_kv) work.seqused_kv = equal_lengths(device, problem.batch, problem.seq_kv);
+  if (problem.key_list.kind != KeyListKind::none) work.key_list = random_lists(device, problem, 9);
   if (problem.alibi) {
     work.alibi_slopes = Array(device, static_cast<std::size_t>(problem.heads_q) * sizeof(float));
     for (std::int64_t h = 0; h < problem.heads_q; ++h) {

@@ -47,6 +47,11 @@ Json to_json(const Problem& p) {
 #undef FLASH_ATTENTION_ADD
 #undef FLASH_ATTENTION_ADD_call
 #undef FLASH_ATTENTION_ADD_same
+  if (const KeyList& list = p.key_list; list.kind != KeyListKind::none) {
+    Json lists = Json::object();
+    lists.add("kind", to_string(list.kind)).add("entries", list.entries).add("heads", list.heads);
+    json.add("key_list", lists.add("block_q", list.block_q).add("block_kv", list.block_kv));
+  }
   return json;
 }
 

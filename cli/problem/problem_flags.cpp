@@ -127,6 +127,34 @@ void set_window(Problem& problem, const Arguments& arguments) {
   problem.window_right = right;
 }
 
+/// Lists of keys or of blocks. Which they are is drawn with the inputs (measure/workload.h).
+void set_lists(Problem& problem, const Arguments& arguments) {
+  const bool keys = arguments.given("key-indices"), blocks = arguments.given("key-blocks");
+  if (keys && blocks) throw Error(ErrorCode::invalid_argument, "--key-blocks: --key-indices is given, too; allowed is one");
+  if (arguments.given("key-block-size") && !blocks) {
+    throw Error(ErrorCode::invalid_argument, "--key-block-size: it belongs to --key-blocks, which is not given");
+  }
+  if (arguments.given("list-heads") && !keys && !blocks) {
+    throw Error(ErrorCode::invalid_argument, "--list-heads: it belongs to --key-indices or --key-blocks; none is given");
+  }
+  if (!keys && !blocks) return;
+  KeyList& list = problem.key_list;
+  list.kind = keys ? KeyListKind::keys : KeyListKind::blocks;
+  list.entries = arguments.integer(keys ? "key-indices" : "key-blocks", 0);
+  list.heads = arguments.integer("list-heads", 1);
+  if (!blocks) return;
+  const TileSize size = tile_from("--key-block-size", arguments.text("key-block-size"), "%d,%d%c", "1,64");
+  list.block_q = size.block_q, list.block_kv = size.block_kv;
+}
+
+Text tell_lists(const Problem& problem) {
+  const KeyList& list = problem.key_list;
+  if (list.kind == KeyListKind::none) return {};
+  Text text = format(", %lld listed %s", whole(list.entries), std::string(to_string(list.kind)).c_str());
+  if (list.kind == KeyListKind::blocks) text += format(" of %lldx%lld", whole(list.block_q), whole(list.block_kv));
+  return text + (list.heads != 1 ? format(" (%lld heads)", whole(list.heads)) : Text());
+}
+
 // One row for each, in the order of the help and of what is told. Defaults that follow another flag come after it.
 const ProblemFlag flag_table[] = {
     {{"batch", "N", "sequences in the batch", "1"},
@@ -215,6 +243,17 @@ const ProblemFlag flag_table[] = {
     {{"page-size", "N", "K and V in pages of N rows, in no order, and lengths that the device reads; 0 = no pages", "0"},
      [](Problem& p, const Arguments& a) { put_in_pages(p, a.integer("page-size", 0)); },
      [](const Problem& p) { return p.page_size != 0 ? format(", pages of %lld", whole(p.page_size)) : Text(); }},
+    {{"key-indices", "N",
+      "each query sees N keys of a list of its own: different ones, drawn at random, with --causal of those before it"},
+     set_lists,
+     tell_lists},
+    {{"key-blocks", "N", "the same by blocks of keys; with --causal its own block is among them"},
+     [](Problem&, const Arguments&) {}},
+    {{"key-block-size", "Q,KV", "of --key-blocks: queries that share a list, and keys of a block", "1,64"},
+     [](Problem&, const Arguments&) {}},
+    {{"list-heads", "N", "lists of a query: 1 for all heads, or one for each of --kv-heads (--key-blocks: or of --heads)",
+      "1"},
+     [](Problem&, const Arguments&) {}},
     {{"dropout", "P", "drops probabilities with probability P in [0, 1)", "0"},
      [](Problem& p, const Arguments& a) { p.dropout_p = static_cast<float>(a.number("dropout")); },
      [](const Problem& p) { return p.dropout_p != 0 ? format(", dropout %g", double{p.dropout_p}) : Text(); }},

@@ -78,6 +78,7 @@ const Verb run_verb{
     "  flash-attention run --seq-q 4096 --causal --dtype bf16\n"
     "  flash-attention run --heads 32 --kv-heads 8 --seq-q 1 --seq-kv 32768           decoding with grouped heads\n"
     "  flash-attention run --seq-q 2048 --backward --window 256,0\n"
+    "  flash-attention run --seq-q 4096 --key-indices 512                             keys that each query chooses\n"
     "  flash-attention run --device emulator --arch sm_80 --seq-q 64 --heads 1 --dtype fp16        counts what the kernel "
     "does\n"
     "\n"

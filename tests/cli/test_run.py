@@ -36,6 +36,11 @@ def test_run_is_right(command, dtype, backward, standard):
         ["--mask", "prefix:9"],
         ["--mask", "sink_window:3,12"],
         ["--mask", "dilated:30,3", "--causal"],
+        ["--key-indices", "9"],
+        ["--key-indices", "100", "--kv-heads", "2", "--list-heads", "2", "--causal", "--seq-kv", "90"],
+        ["--key-blocks", "3", "--key-block-size", "16,8", "--list-heads", "4"],
+        ["--key-blocks", "2", "--key-block-size", "1,16", "--causal", "--seq-kv", "50"],
+        ["--key-indices", "0"],
     ],
 )
 @pytest.mark.parametrize("backward", [[], ["--backward"]])

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <set>
 
 #include "fuzz/generator/draw_case.h"
@@ -92,6 +93,64 @@ TEST(Cover, EveryPairOccurs) {
         }
       }
     }
+  }
+}
+
+/// Lists of keys beside everything else, and beside each other.
+TEST(Cover, EveryPairWithListsOccurs) {
+  for (const auto& [kernel, share] : {std::pair{"forward/listed", 1}, std::pair{"backward/listed", 5}}) {
+    std::set<std::string> seen;
+    const std::vector<GeneratedProblem> all = problems(kernel, share, 7);
+    const auto name = [](ListFactor factor, int level) {
+      return std::to_string(factor) + std::string(levels_of(factor)[level]);
+    };
+    for (const GeneratedProblem& g : all) {
+      ASSERT_TRUE(g.lists.has_value());
+      EXPECT_EQ((*g.lists)[list_kind], (*all[g.number / share * share].lists)[list_kind]);  // one configuration
+      EXPECT_EQ(g.c.problem.key_list.kind == KeyListKind::blocks, is(*g.lists, list_kind, "blocks"));
+      EXPECT_LE(g.c.problem.packed ? g.c.problem.key_list.block_q : 1, 1);
+      for (int a = 0; a < num_list_factors; ++a) {
+        const std::string own = name(static_cast<ListFactor>(a), (*g.lists)[a]);
+        for (int f = 0; f < num_factors; ++f)
+          if (!is_blank(g.row) || is_blank(f, g.row[f]))
+            seen.insert(own + " " + std::to_string(f) + "." + std::to_string(g.row[f]));
+        for (int b = 0; b < num_list_factors; ++b)
+          if (!is_blank(g.row)) seen.insert(own + " " + name(static_cast<ListFactor>(b), (*g.lists)[b]));
+      }
+    }
+    const Domain domain = domain_of(kernel);
+    const std::vector<Row> rows = cover(domain, share, 7);
+    const auto some_row = [&](int f, int level) {
+      return std::any_of(rows.begin(), rows.end(), [&](const Row& row) { return row[f] == level; });
+    };
+    for (int a = 0; a < num_list_factors; ++a) {
+      for (int x = 0; x < static_cast<int>(levels_of(static_cast<ListFactor>(a)).size()); ++x) {
+        const std::string own = name(static_cast<ListFactor>(a), x);
+        const bool shared = own == name(list_block_q, 2) || own == name(list_block_q, 3);
+        const bool of_queries = own == name(list_heads, 2);
+        for (int f = 0; f < num_factors; ++f) {
+          for (int y = 0; y < num_levels(f); ++y) {
+            const bool of_packed = (f == packed && y == 1) || ((f == bounds || f == tail) && y > 0);
+            if (!some_row(f, y) || (shared && of_packed) || (of_queries && f == group && y == 0)) continue;
+            EXPECT_TRUE(seen.contains(own + " " + std::to_string(f) + "." + std::to_string(y)))
+                << kernel << ": " << own << " with " << name_of(static_cast<Factor>(f)) << " "
+                << levels_of(static_cast<Factor>(f))[y];
+          }
+        }
+        for (int b = 0; b < num_list_factors; ++b) {
+          for (int y = 0; a != b && y < static_cast<int>(levels_of(static_cast<ListFactor>(b)).size()); ++y) {
+            const bool blocks_a = a >= list_block_q ? x > 0 : a == list_kind ? x == 1 : of_queries;
+            const bool keys_a = a >= list_block_q ? x == 0 : a == list_kind && x == 0;
+            const bool blocks_b = b >= list_block_q ? y > 0 : b == list_kind ? y == 1 : b == list_heads && y == 2;
+            const bool keys_b = b >= list_block_q ? y == 0 : b == list_kind && y == 0;
+            EXPECT_EQ(seen.contains(own + " " + name(static_cast<ListFactor>(b), y)),
+                      !(blocks_a && keys_b) && !(keys_a && blocks_b))
+                << kernel << ": " << own << " with " << name(static_cast<ListFactor>(b), y);
+          }
+        }
+      }
+    }
+    EXPECT_LE(all.size(), rows.size() * 3 / 2) << "lists cost too many problems";
   }
 }
 

@@ -167,22 +167,6 @@ testing::CaseProgram program_of(std::string_view level, Dice& fixed) {
 
 }  // namespace
 
-void list_keys(Case& c, int number, std::uint64_t seed) {
-  Dice dice(seed);
-  Problem& p = c.problem;
-  KeyList& list = p.key_list;
-  list.kind = number % 2 == 0 ? KeyListKind::keys : KeyListKind::blocks;
-  const bool blocks = list.kind == KeyListKind::blocks;
-  list.heads = dice.one_of<std::int64_t>({1, p.heads_kv, blocks ? p.heads_q : p.heads_kv});
-  list.counts = dice.between(0, 1) == 1;
-  list.entries = dice.one_of<std::int64_t>({1, 2, 7, 63, 65, dice.between(3, 130), 100, 200});
-  c.name += " lists of " + std::string(to_string(list.kind));
-  if (!blocks) return;
-  list.entries = dice.one_of<std::int64_t>({1, 2, 3, 5, dice.between(2, 12)});
-  list.block_kv = dice.one_of<std::int64_t>({1, dice.between(2, 40), 16, 64, 128});
-  if (!p.packed) list.block_q = dice.one_of<std::int64_t>({1, 1, dice.between(2, 20), 64});
-}
-
 Case draw_case(const Row& row, std::uint64_t configuration_seed, std::uint64_t seed, const Sizes& sizes) {
   Case c;
   c.name = to_string(row);

@@ -20,7 +20,4 @@ struct Sizes {
 /// seeds; `configuration_seed` serves what a kernel is compiled for, so that rows of one configuration share it.
 testing::Case draw_case(const Row& row, std::uint64_t configuration_seed, std::uint64_t seed, const Sizes& sizes = {});
 
-/// Gives a case lists of keys; number: of its configuration, which says what they list and for which heads.
-void list_keys(testing::Case& c, int number, std::uint64_t seed);
-
 }  // namespace flash_attention::fuzz

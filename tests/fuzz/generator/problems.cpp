@@ -20,9 +20,17 @@ std::vector<GeneratedProblem> problems(const Domain& domain, int share, std::uin
 }
 
 std::vector<GeneratedProblem> problems(std::string_view kernel, int share, std::uint64_t seed, const Sizes& sizes) {
-  std::vector<GeneratedProblem> all = problems(domain_of(kernel), share, seed, sizes);
-  if (!kernel.ends_with("/listed")) return all;
-  for (GeneratedProblem& g : all) list_keys(g.c, g.number / share, seed * 0x9E3779B97F4A7C15ull + 0x200000 + g.number);
+  const Domain domain = domain_of(kernel);
+  if (!kernel.ends_with("/listed")) return problems(domain, share, seed, sizes);
+  std::vector<GeneratedProblem> all;
+  const std::uint64_t base = seed * 0x9E3779B97F4A7C15ull;
+  for (const ListedRow& listed : with_lists(cover(domain, share, seed), share, seed)) {
+    const int number = static_cast<int>(all.size());
+    all.push_back({seed, number, listed.row,
+                   draw_case(listed.row, configuration_seed(seed, number, share), base + 0x100000 + number, sizes),
+                   listed.lists});
+    list_keys(all.back().c, listed.lists, base + 0x200000 + number);
+  }
   return all;
 }
 

@@ -1,10 +1,12 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string_view>
 #include <vector>
 
 #include "fuzz/generator/draw_case.h"
+#include "fuzz/generator/lists.h"
 
 namespace flash_attention::fuzz {
 
@@ -13,7 +15,8 @@ struct GeneratedProblem {
   int number;          // in the array
   Row row;
   testing::Case c;
-  int variant = 0;  // vary.h; 0: the array's own
+  std::optional<Lists> lists = {};  // of keys, in arrays of kernels that take nothing else
+  int variant = 0;                  // vary.h; 0: the array's own
 };
 
 /// The seed of what the problems of one configuration share.

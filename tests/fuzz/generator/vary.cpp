@@ -42,7 +42,9 @@ GeneratedProblem vary(const GeneratedProblem& problem, const Domain& domain, int
     return other;
   }
   other.row = vary(problem.row, domain, random);
+  if (other.lists && !go_together(other.row, *other.lists)) other.row = problem.row;
   other.c = draw_case(other.row, configuration_seed(problem.seed, problem.number, share), random(), sizes);
+  if (other.lists) list_keys(other.c, *other.lists, random());
   return other;
 }
 
