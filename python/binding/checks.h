@@ -12,8 +12,15 @@ namespace flash_attention::python {
 }
 
 [[noreturn]] inline void refuse_dtype(const Tensor& tensor, const std::string& expected) {
-  const bool narrows = expected == "dtype int32" && tensor.is_dtype(nb::dlpack::dtype_code::Int, 64);
-  const std::string remedy = narrows ? " (torch: .int(); NumPy: .astype('int32'))" : "";
+  using Code = nb::dlpack::dtype_code;
+  const char* remedy = "";
+  if (expected == "dtype int32" && tensor.is_dtype(Code::Int, 64)) {
+    remedy = " (torch: .int(); NumPy: .astype('int32'))";
+  } else if (expected == "dtype bool" && known_dtype(tensor)) {
+    remedy = "; numbers that are added to scores are a bias";
+  } else if (expected == "dtype bool") {
+    remedy = " (torch: .bool(); NumPy: .astype(bool))";
+  }
   refuse_type(tensor.name, "got " + tensor.describe() + "; expected " + expected + remedy);
 }
 

@@ -76,6 +76,18 @@ _SUBMODULES = (
     "xformers",
 )
 
+# What people look for here, and where it is.
+_PLACES = {
+    "flash_attention": "attention",
+    "flash_attn_func": "flash_attn.flash_attn_func",
+    "flash_attn_varlen_func": "flash_attn.flash_attn_varlen_func",
+    "flash_attn_qkvpacked_func": "flash_attn.flash_attn_qkvpacked_func",
+    "flash_attn_with_kvcache": "flash_attn.flash_attn_with_kvcache",
+    "memory_efficient_attention": "xformers.memory_efficient_attention",
+    "context_attention": "parallel.context_attention",
+    "append_kv": "append.append_kv",
+}
+
 __all__ = [
     "FlashAttention",
     "MultiheadAttention",
@@ -133,7 +145,10 @@ def __getattr__(name: str):
         return value
     if name in _SUBMODULES:
         return _imported(name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    place = _PLACES.get(name)
+    raise AttributeError(
+        f"module {__name__!r} has no attribute {name!r}" + (f"; it is {__name__}.{place}" if place else "")
+    )
 
 
 def _imported(name):

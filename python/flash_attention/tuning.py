@@ -37,6 +37,8 @@ def tune(
     """
     if wrong:
         refuse_keywords(tune, wrong)
+    if isinstance(budget, bool) or not isinstance(budget, int | float):
+        raise TypeError(f"budget: expected seconds, got {type(budget).__name__}")
     text, name = _problems(problems)
     show = _show if progress is True else progress or None
     try:

@@ -1,8 +1,10 @@
 """A refusal names what makes the argument right, in the caller's library, whichever library came first."""
 
 import inspect
+import operator
 
 import flash_attention
+import flash_attention.append
 import numpy as np
 import pytest
 import torch
@@ -158,3 +160,53 @@ def test_the_names_that_are_said_are_those_of_the_function():
 
     with pytest.raises(TypeError, match=r"there are q, causal$"):
         function(1, causal=2, other=3)
+
+
+@pytest.mark.parametrize("name", sorted(flash_attention._PLACES))
+def test_a_name_that_is_elsewhere(name):
+    with pytest.raises(AttributeError, match=rf"has no attribute '{name}'; it is flash_attention\.([\w.]+)$") as raised:
+        getattr(flash_attention, name)
+    assert callable(operator.attrgetter(str(raised.value).partition("it is flash_attention.")[2])(flash_attention))
+    with pytest.raises(AttributeError, match=r"has no attribute 'no_such_thing'$"):
+        flash_attention.no_such_thing  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("mask", "said"),
+    [
+        (torch.zeros(16, 16), r"float32\[16, 16\]; expected dtype bool; numbers that are added to scores are a bias$"),
+        (
+            torch.ones(16, 16).long(),
+            r"int64\[16, 16\]; expected dtype bool \(torch: \.bool\(\); NumPy: \.astype\(bool\)\)$",
+        ),
+    ],
+)
+def test_a_mask_of_numbers(mask, said):
+    with pytest.raises(TypeError, match="^mask: got " + said):
+        attention(Q, Q, Q, mask=mask)
+
+
+@pytest.mark.parametrize(
+    ("name", "function", "expected"),
+    [
+        ("score_mod", lambda score: score, r"\(score, b, h, q_idx, kv_idx\), got one of \(score\)"),
+        ("score_mod", lambda b, h, i, j: b, r"\(score, b, h, q_idx, kv_idx\), got one of \(b, h, i, j\)"),
+        ("mask_mod", lambda i, j: i >= j, r"\(b, h, q_idx, kv_idx\), got one of \(i, j\)"),
+    ],
+)
+def test_a_function_of_other_arguments(name, function, expected):
+    with pytest.raises(
+        ValueError, match=rf"(?s)^{name}: .*test_helpful_errors.py:\d+\n  expected a function of {expected}$"
+    ):
+        attention(Q, Q, Q, **{name: function})
+
+
+def test_a_mistake_inside_of_a_function_is_its_own():
+    with pytest.raises(ValueError, match=r"(?s)^score_mod: .*TypeError: .*takes 0 positional arguments"):
+        attention(Q, Q, Q, score_mod=lambda score, b, h, i, j: (lambda: score)(1))
+
+
+@pytest.mark.parametrize("budget", ["60", None, True])
+def test_a_budget_is_a_number(budget):
+    with pytest.raises(TypeError, match=f"^budget: expected seconds, got {type(budget).__name__}$"):
+        flash_attention.tune(budget=budget)

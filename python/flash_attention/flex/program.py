@@ -1,5 +1,6 @@
 """A score_mod and a mask_mod as one program: its text, the tensors and the numbers that it captures."""
 
+import inspect
 import re
 import types
 
@@ -136,9 +137,29 @@ def _called(recorder, name, function, *arguments):
         return recorder.run(function, *arguments)
     except ProgramError as error:
         raise ProgramError(f"{name}: {error}") from None
-    except Exception as error:  # the function's own, or torch's of what it does with tensors without axes
+    except Exception as error:
+        if taken := _other_arguments(function, arguments):
+            expected = f"expected a function of {_ARGUMENTS[name]}, got one of {taken}"
+            raise ProgramError(f"{name}: {_place(function)}\n  {expected}") from None
+        # Raised by the function, or by torch for what it does with tensors without axes.
         place = where_it_was(error.__traceback__) or _place(function)
         raise ProgramError(f"{name}: {place}\n  {type(error).__name__}: {error}") from error
+
+
+_ARGUMENTS = {"score_mod": "(score, b, h, q_idx, kv_idx)", "mask_mod": "(b, h, q_idx, kv_idx)"}
+
+
+def _other_arguments(function, given):
+    """The arguments of a function that does not take those that are given; "" if it does, or says nothing."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # a function of C
+        return ""
+    try:
+        signature.bind(*given)
+    except TypeError:
+        return str(signature)
+    return ""
 
 
 def _result(recorder, name, function, result, kind):
