@@ -22,11 +22,43 @@ void read_current(nb::handle object, Tensor& q) {
   if (PyUnicode_CompareWithASCIIString(word, "highest") != 0) q.precision = Precision::tf32;
 }
 
+namespace {
+
+/// What torch's own functions in C++ tell of this thread; those of Python take 30 to 70 ns more. Null: not in this torch.
+struct States {
+  bool (*grad_enabled)() = nullptr;            // c10::GradMode::is_enabled()
+  std::int64_t (*dispatch_modes)() = nullptr;  // c10::impl::TorchDispatchModeTLS::stack_len()
+};
+
+const States& states() {
+  static const States found = [] {
+    States all;
+    void* const library = ::dlopen("libc10.so", RTLD_NOW | RTLD_NOLOAD);
+    if (library == nullptr) return all;
+    const auto bind = [&](auto*& function, const char* name) {
+      function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(::dlsym(library, name));
+    };
+    bind(all.grad_enabled, "_ZN3c108GradMode10is_enabledEv");
+    bind(all.dispatch_modes, "_ZN3c104impl20TorchDispatchModeTLS9stack_lenEv");
+    return all;
+  }();
+  return found;
+}
+
+bool is_grad_enabled() {
+  const auto native = states().grad_enabled;
+  return native != nullptr ? native() : answer(torch.grad_enabled).ptr() == Py_True;
+}
+
+}  // namespace
+
 bool is_intercepted(Device device) {
   const auto is_on = [](PyObject* mode) {
     const nb::object found = answer(mode);
     return found.ptr() != Py_False && PyObject_IsTrue(found.ptr()) != 0;
   };
+  const auto modes = states().dispatch_modes;
+  if (modes != nullptr ? modes() != 0 : is_on(torch.dispatch_modes)) return true;
   if (is_on(device_traits(device).host_memory ? torch.autocast : torch.autocast_of_cuda)) return true;
   if (std::ranges::any_of(torch.interceptors, is_on)) return true;
   PyObject* const profiled = PyDict_GetItem(torch.profiler, torch.is_profiler_enabled);  // it sees what is dispatched
@@ -36,7 +68,7 @@ bool is_intercepted(Device device) {
 }
 
 bool wants_gradient(PyObject* const* tensors, int count) {
-  if (answer(torch.grad_enabled).ptr() != Py_True) return false;
+  if (!is_grad_enabled()) return false;
   for (int i = 0; i < count; ++i) {
     if (checked(PyObject_GetAttr(tensors[i], torch.requires_grad)).ptr() != Py_False) return true;
   }
@@ -254,8 +286,8 @@ namespace {
 
 void set_eager(nb::handle tensor, nb::handle empty_like, nb::handle empty_strided, nb::handle float32, nb::handle uint8,
                nb::handle grad_enabled, nb::handle deterministic, nb::handle matmul_precision, nb::handle differentiate,
-               nb::handle general_backward, nb::handle autocast, nb::handle autocast_of_cuda, nb::tuple interceptors,
-               nb::dict forward_ad, nb::dict profiler, nb::handle options) {
+               nb::handle general_backward, nb::handle autocast, nb::handle autocast_of_cuda, nb::handle dispatch_modes,
+               nb::tuple interceptors, nb::dict forward_ad, nb::dict profiler, nb::handle options) {
   torch.tensor = reinterpret_cast<PyTypeObject*>(tensor.inc_ref().ptr());
   torch.empty_like = empty_like.inc_ref().ptr();
   torch.empty_strided = empty_strided.inc_ref().ptr();
@@ -277,6 +309,7 @@ void set_eager(nb::handle tensor, nb::handle empty_like, nb::handle empty_stride
   torch.named_options = options.inc_ref().ptr();
   torch.autocast = autocast.inc_ref().ptr();
   torch.autocast_of_cuda = autocast_of_cuda.inc_ref().ptr();
+  torch.dispatch_modes = dispatch_modes.inc_ref().ptr();
   torch.interceptors.clear();
   for (nb::handle interceptor : interceptors) torch.interceptors.push_back(interceptor.inc_ref().ptr());
 }
@@ -287,7 +320,8 @@ void add_torch(nb::module_& module) {
   using namespace nb::literals;
   module.def("set_eager", set_eager, "tensor"_a, "empty_like"_a, "empty_strided"_a, "float32"_a, "uint8"_a,
              "grad_enabled"_a, "deterministic"_a, "matmul_precision"_a, "differentiate"_a, "general_backward"_a,
-             "autocast"_a, "autocast_of_cuda"_a, "interceptors"_a, "forward_ad"_a, "profiler"_a, "options"_a);
+             "autocast"_a, "autocast_of_cuda"_a, "dispatch_modes"_a, "interceptors"_a, "forward_ad"_a, "profiler"_a,
+             "options"_a);
 }
 
 }  // namespace flash_attention::python

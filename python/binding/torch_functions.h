@@ -20,6 +20,7 @@ struct Torch {
   PyObject* named_options = nullptr;     // flash_attention.options.Options
   PyObject* differentiate = nullptr;     // (q, k, v, options) -> out, by way of differentiable_forward()
   PyObject* general_backward = nullptr;  // (q, k, v, out, lse, dout, options) -> (dq, dk, dv)
+  PyObject* dispatch_modes = nullptr;    // () -> int, how many of them are on
   std::vector<PyObject*> interceptors;   // each () -> something true where calls are not to run as they are
   PyObject *autocast = nullptr, *autocast_of_cuda = nullptr;  // () -> bool; the second is faster and tells of CUDA alone
   PyObject* forward_ad = nullptr;                             // the names of torch.autograd.forward_ad

@@ -99,6 +99,7 @@ def set_eager(
     general_backward: Callable[..., tuple[Any, ...]],
     autocast: Callable[[], bool],
     autocast_of_cuda: Callable[[], bool],
+    dispatch_modes: Callable[[], int],
     interceptors: tuple[Callable[[], Any], ...],
     forward_ad: dict[str, Any],
     profiler: dict[str, Any],

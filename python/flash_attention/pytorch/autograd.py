@@ -143,8 +143,8 @@ def connect():
         general_backward=_plain_gradients,
         autocast=is_any_autocast_enabled,
         autocast_of_cuda=torch.is_autocast_enabled,
+        dispatch_modes=torch._C._len_torch_dispatch_stack,
         interceptors=(
-            torch._C._len_torch_dispatch_stack,
             torch._C._are_functorch_transforms_active,
             torch._C._is_tracing,
         ),

@@ -10,15 +10,11 @@
 namespace flash_attention::api {
 namespace {
 
-struct Range {
-  std::intptr_t first, last;  // bytes, last is one past the end
-};
-
 bool empty(const Extent& e) {
   return e.data == nullptr || std::any_of(e.sizes.begin(), e.sizes.end(), [](std::int64_t size) { return size == 0; });
 }
 
-Range range(const Extent& e) {
+ByteRange range(const Extent& e) {
   std::int64_t low = 0, high = 1;
   for (int axis = 0; axis < 4; ++axis) {
     const std::int64_t reach = (e.sizes[axis] - 1) * e.strides[axis];
@@ -28,7 +24,7 @@ Range range(const Extent& e) {
   return {base + low * e.element_bytes, base + high * e.element_bytes};
 }
 
-bool cross(const Range& a, const Range& b) { return a.first < b.last && b.first < a.last; }
+bool cross(const ByteRange& a, const ByteRange& b) { return a.first < b.last && b.first < a.last; }
 
 /// True where the axes, largest stride first, nest: each step is longer than all that the axes after it reach together.
 bool nested(const Extent& a, const Extent& b, const std::array<std::int64_t, 4>& strides, const std::array<int, 4>& order) {
@@ -78,29 +74,30 @@ bool overlaps(const Extent& a, const Extent& b) {
   return reachable(a, b, strides, order, 0, bytes / a.element_bytes);
 }
 
-void refuse_overlap(std::initializer_list<Extent> outputs, std::initializer_list<Extent> inputs) {
-  // Every call comes here and hardly any pair is close: each range is taken once, and compared before all else.
-  struct Occupied {
-    const Extent* extent;
-    Range range;
-  };
-  std::array<Occupied, 32> occupied;  // outputs, then inputs
-  std::size_t count = 0;
-  const auto add = [&](const Extent& extent) {
-    if (!empty(extent)) occupied.at(count++) = {&extent, range(extent)};
-  };
-  for (const Extent& output : outputs) add(output);
-  const std::size_t num_outputs = count;
-  for (const Extent& input : inputs) add(input);
-  for (std::size_t a = 0; a < num_outputs; ++a) {
-    for (std::size_t b = a + 1; b < count; ++b) {
-      if (!cross(occupied[a].range, occupied[b].range)) continue;
-      const Extent &output = *occupied[a].extent, &other = *occupied[b].extent;
+void Memory::add(const Extent& extent) {
+  if (empty(extent)) return;
+  ranges_.at(count_) = range(extent);
+  extents_[count_++] = extent;
+}
+
+void Memory::refuse_overlap() const {
+  for (std::size_t a = 0; a < num_outputs_; ++a) {
+    for (std::size_t b = a + 1; b < count_; ++b) {
+      if (!cross(ranges_[a], ranges_[b])) continue;
+      const Extent &output = extents_[a], &other = extents_[b];
       if (!overlaps(output, other)) continue;
-      if (b < num_outputs) refuse(other.name, std::string("memory shared with ") + output.name, "outputs must not overlap");
+      if (b < num_outputs_)
+        refuse(other.name, std::string("memory shared with ") + output.name, "outputs must not overlap");
       refuse(output.name, std::string("memory shared with ") + other.name, "an output must not overlap an input");
     }
   }
+}
+
+void refuse_overlap(std::initializer_list<Extent> outputs, std::initializer_list<Extent> inputs) {
+  Memory memory;
+  for (const Extent& output : outputs) memory.output(output);
+  for (const Extent& input : inputs) memory.input(input);
+  memory.refuse_overlap();
 }
 
 void refuse_self_overlap(const char* argument, const Strides& strides, std::int64_t batch, std::int64_t seq,

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <initializer_list>
 
@@ -17,6 +18,10 @@ struct Extent {
   std::array<std::int64_t, 4> strides;  // elements
 };
 
+struct ByteRange {
+  std::intptr_t first, last;  // last is one past the end
+};
+
 /// True where some element of one is some element of the other. Exact for tensors that interleave in one buffer with
 /// the same strides (q, k and v of one packed projection), of any sign; tensors whose ranges cross in any other way count
 /// as overlapping.
@@ -26,7 +31,24 @@ bool overlaps(const Extent& a, const Extent& b);
 void refuse_self_overlap(const char* argument, const Strides& strides, std::int64_t batch, std::int64_t seq,
                          std::int64_t heads, std::int64_t dim);
 
-/// Refuses outputs that share memory with an input or with another output.
+/// What a call writes and reads. Every call comes here, most arguments are left out, and hardly any two are close: each
+/// range is taken once, and what is null costs a comparison.
+class Memory {
+ public:
+  void output(const Extent& extent) { add(extent), num_outputs_ = count_; }  ///< all of them before the first input
+  void input(const Extent& extent) { add(extent); }
+
+  /// Refuses outputs that share memory with an input or with another output.
+  void refuse_overlap() const;
+
+ private:
+  void add(const Extent& extent);
+
+  std::size_t count_ = 0, num_outputs_ = 0;
+  std::array<ByteRange, 32> ranges_;  // outputs, then inputs
+  std::array<Extent, 32> extents_;
+};
+
 void refuse_overlap(std::initializer_list<Extent> outputs, std::initializer_list<Extent> inputs);
 
 }  // namespace flash_attention::api

@@ -11,19 +11,13 @@ std::string address(const void* pointer) {
   return text;
 }
 
-void check_pointer(const char* argument, const void* pointer, bool needed, std::size_t alignment) {
-  if (needed && pointer == nullptr) refuse(argument, "null", "the problem needs it");
-  if (reinterpret_cast<std::uintptr_t>(pointer) % alignment != 0) {
-    refuse(argument, address(pointer), "it must be aligned to " + std::to_string(alignment) + " bytes");
-  }
+void refuse_pointer(const char* argument, const void* pointer, std::size_t alignment) {
+  if (pointer == nullptr) refuse(argument, "null", "the problem needs it");
+  refuse(argument, address(pointer), "it must be aligned to " + std::to_string(alignment) + " bytes");
 }
 
-void check_pair(const char* argument, const void* pointer, bool present, const char* field, std::size_t alignment,
-                bool nothing) {
-  if (!present && pointer != nullptr) {
-    refuse(argument, address(pointer), std::string("set ") + field + " in the problem, or leave the pointer null");
-  }
-  check_pointer(argument, pointer, present && !nothing, alignment);
+void refuse_alone(const char* argument, const void* pointer, const char* field) {
+  refuse(argument, address(pointer), std::string("set ") + field + " in the problem, or leave the pointer null");
 }
 
 void check_cu_seqlens(const char* argument, const std::int32_t* cu, std::int64_t batch, std::int64_t total,

@@ -147,104 +147,157 @@ void check_host_lengths(const Problem& p, const Buffers& b) {
   check_page_table(p, b);
 }
 
-Extent scores(const char* name, const void* data, const ScoreTensor& t, const Problem& p, std::size_t element_bytes) {
-  return {name,
-          static_cast<const char*>(data),
-          static_cast<std::int64_t>(element_bytes),
-          {p.batch, p.heads_q, p.seq_q, p.seq_kv},
-          {t.batch_stride, t.head_stride, t.q_stride, 1}};
-}
+/// The memory of a call, an argument at a time. One that is null is not looked at.
+class Arguments {
+ public:
+  Arguments(const Problem& p, const Plan& plan, const Buffers& b, const Options& options)
+      : p_(p), plan_(plan), b_(b), options_(options) {}
 
-Extent dense(const char* name, const void* data, std::size_t element_bytes, std::int64_t elements) {
-  return {
-      name, static_cast<const char*>(data), static_cast<std::int64_t>(element_bytes), {1, 1, 1, elements}, {0, 0, 0, 1}};
-}
-
-void check_overlap(const Problem& p, const Plan& plan, const Buffers& b, const Options& options) {
-  const auto view = [&](const char* name, const void* data, const Strides& strides, std::array<std::int64_t, 2> rows,
-                        std::int64_t heads, std::int64_t dim) {
-    return Extent{name,
-                  static_cast<const char*>(data),
-                  static_cast<std::int64_t>(size_of(p.dtype)),
-                  {rows[0], rows[1], heads, dim},
-                  {strides.batch, strides.seq, strides.head, 1}};
-  };
-  using Axes = std::array<std::int64_t, 2>;
-  const Axes rows_q = p.packed ? Axes{1, p.total_q} : Axes{p.batch, p.seq_q};
-  const Axes rows_kv = p.page_size != 0 ? Axes{p.num_pages, p.page_size}
-                       : p.packed       ? Axes{1, p.total_kv}
-                                        : Axes{p.batch, p.seq_kv};
-  Extent q = view("q", b.q, p.q_strides, rows_q, p.heads_q, p.head_dim);
-  q.element_bytes = static_cast<std::int64_t>(size_of(*p.q_dtype));
-  Extent k = view("k", b.k, p.k_strides, rows_kv, p.heads_kv, p.head_dim - (p.latent ? p.head_dim_v : 0));
-  Extent v = view("v", b.v, p.v_strides, rows_kv, p.heads_kv, p.head_dim_v);
-  k.element_bytes = v.element_bytes = static_cast<std::int64_t>(size_of(*p.kv_dtype));
-  const Extent out = view("out", b.out, p.out_strides, rows_q, p.heads_q, p.head_dim_v);
-  const Extent lse = dense("lse", b.lse, 4, p.total_q * p.heads_q);
-  const Extent row_max = dense("row_max", b.row_max, 4, p.total_q * p.heads_q);
-  const Extent bias = scores("bias", b.bias, p.bias, p, size_of(p.bias.dtype));
-  const Extent mask = scores("mask", b.mask, p.mask, p, 1);
-  const bool flat_keys = p.packed && p.page_size == 0;
-  const Extent hidden{"hidden_rows",
-                      reinterpret_cast<const char*>(b.hidden_rows),
-                      4,
-                      {flat_keys ? 1 : p.batch, p.heads_kv, flat_keys ? p.total_kv : p.seq_kv, p.hidden_rows.bounds},
-                      {p.hidden_rows.batch_stride, p.hidden_rows.head_stride, p.hidden_rows.bounds, 1}};
-  const auto blocks = [](std::int64_t rows, std::int64_t block) { return block == 0 ? 0 : (rows + block - 1) / block; };
-  const Extent block_mask{
-      "block_mask",
-      reinterpret_cast<const char*>(b.block_mask),
-      1,
-      {p.batch, p.heads_q, blocks(p.seq_q, p.block_mask.block_q), blocks(p.seq_kv, p.block_mask.block_kv)},
-      {p.block_mask.batch_stride, p.block_mask.head_stride, p.block_mask.q_stride, 1}};
-  const std::int64_t lists = (p.packed ? p.total_q : p.batch * blocks(p.seq_q, p.key_list.block_q)) * p.key_list.heads;
-  const Extent key_list = dense("key_list", b.key_list, 4, lists * p.key_list.entries);
-  const Extent key_counts = dense("key_counts", b.key_counts, 4, lists);
-  const Extent table = dense("page_table", p.seq_kv > 0 ? b.page_table : nullptr, 4, p.batch * p.page_table_stride);
-  const Extent slopes{"alibi_slopes",
-                      reinterpret_cast<const char*>(b.alibi_slopes),
-                      4,
-                      {1, 1, p.batch, p.heads_q},
-                      {0, 0, p.alibi_batch_stride, 1}};
-  const Extent sink = dense("sink", b.sink, 4, p.heads_q);
-  const Extent cu_q = dense("cu_seqlens_q", b.cu_seqlens_q, 4, p.batch + 1);
-  const Extent cu_kv = dense("cu_seqlens_kv", b.cu_seqlens_kv, 4, p.batch + 1);
-  const Extent used_q = dense("seqused_q", b.seqused_q, 4, p.batch),
-               used_kv = dense("seqused_kv", b.seqused_kv, 4, p.batch);
-  const Extent lengths = dense("key_lengths", b.key_lengths, 4, p.batch);
-  const Extent padding = dense("left_padding", b.left_padding, 4, p.batch);
-  const std::size_t needed = plan::needed_workspace(plan, options.prepared_mask);
-  const Extent workspace = dense("workspace", options.workspace, 1, static_cast<std::int64_t>(needed));
-  const Extent prepared =
-      dense("prepared_mask", options.prepared_mask.data, 1, static_cast<std::int64_t>(plan::prepared_bytes(plan)));
-  const Extent entropy = dense("entropy", b.entropy, 4, p.total_q * p.heads_q);
-  const std::int64_t masses = p.packed ? p.total_kv : p.batch * p.seq_kv;
-  if (!is_backward(plan.pass)) {
-    const Extent max_logit = dense("max_logit", b.max_logit, 4, p.batch * p.heads_q);
-    const Extent key_mass = dense("key_mass", b.key_mass, 4, masses * p.heads_q);
-    refuse_overlap({out, lse, row_max, max_logit, key_mass, entropy, workspace},
-                   {q, k, v, bias, mask, hidden, block_mask, table, slopes, sink, cu_q, cu_kv, used_q, used_kv, lengths,
-                    padding, prepared, key_list, key_counts});
-    return;
+  void refuse_overlap() {
+    is_backward(plan_.pass) ? add_backward() : add_forward();
+    memory_.refuse_overlap();
   }
-  const Extent dout = view("dout", b.dout, p.dout_strides, rows_q, p.heads_q, p.head_dim_v);
-  const Extent dq = view("dq", b.dq, p.dq_strides, rows_q, p.heads_q, p.head_dim);
-  const Extent dk = view("dk", b.dk, p.dk_strides, rows_kv, p.heads_kv, p.head_dim);
-  const Extent dv = view("dv", b.dv, p.dv_strides, rows_kv, p.heads_kv, p.head_dim_v);
-  const Extent dlse = dense("dlse", b.dlse, 4, p.total_q * p.heads_q);
-  const auto axis = [](std::int64_t stride, std::int64_t size) {
-    return stride == 0 ? std::min<std::int64_t>(size, 1) : size;
-  };
-  const Extent dbias = dense(
-      "dbias", b.dbias, size_of(p.bias.dtype),
-      axis(p.bias.batch_stride, p.batch) * axis(p.bias.head_stride, p.heads_q) * axis(p.bias.q_stride, p.seq_q) * p.seq_kv);
-  const Extent dsink = dense("dsink", b.dsink, 4, p.heads_q);
-  const Extent dkey_mass = dense("dkey_mass", b.dkey_mass, 4, masses * p.heads_q);
-  const Extent dentropy = dense("dentropy", b.dentropy, 4, p.total_q * p.heads_q);
-  refuse_overlap({dq, dk, dv, dbias, dsink, workspace},
-                 {q,      k,    v,    out,   lse,    dout,    dlse,    bias,    mask,     hidden,   block_mask, entropy, dentropy,
-                  slopes, sink, cu_q, cu_kv, used_q, used_kv, lengths, padding, prepared, key_list, key_counts, dkey_mass});
-}
+
+ private:
+  using Axes = std::array<std::int64_t, 2>;
+
+  void add(const Extent& extent) { writes_ ? memory_.output(extent) : memory_.input(extent); }
+
+  /// [rows[0], rows[1], heads, dim]; a row each for queries, and for keys.
+  void view(const char* name, const void* data, const Strides& s, Axes rows, std::int64_t heads, std::int64_t dim,
+            Dtype dtype) {
+    if (data == nullptr) return;
+    add({name,
+         static_cast<const char*>(data),
+         static_cast<std::int64_t>(size_of(dtype)),
+         {rows[0], rows[1], heads, dim},
+         {s.batch, s.seq, s.head, 1}});
+  }
+
+  void scores(const char* name, const void* data, const ScoreTensor& t, std::size_t element_bytes) {
+    if (data == nullptr) return;
+    add({name,
+         static_cast<const char*>(data),
+         static_cast<std::int64_t>(element_bytes),
+         {p_.batch, p_.heads_q, p_.seq_q, p_.seq_kv},
+         {t.batch_stride, t.head_stride, t.q_stride, 1}});
+  }
+
+  void dense(const char* name, const void* data, std::size_t element_bytes, std::int64_t elements) {
+    if (data == nullptr) return;
+    add({name,
+         static_cast<const char*>(data),
+         static_cast<std::int64_t>(element_bytes),
+         {1, 1, 1, elements},
+         {0, 0, 0, 1}});
+  }
+
+  void add_forward() {
+    add_results();
+    dense("max_logit", b_.max_logit, 4, p_.batch * p_.heads_q);
+    dense("key_mass", b_.key_mass, 4, masses());
+    dense("entropy", b_.entropy, 4, rows());
+    add_workspace();
+    writes_ = false;
+    add_inputs();
+  }
+
+  void add_backward() {
+    view("dq", b_.dq, p_.dq_strides, rows_q_, p_.heads_q, p_.head_dim, p_.dtype);
+    view("dk", b_.dk, p_.dk_strides, rows_kv_, p_.heads_kv, p_.head_dim, p_.dtype);
+    view("dv", b_.dv, p_.dv_strides, rows_kv_, p_.heads_kv, p_.head_dim_v, p_.dtype);
+    const auto axis = [](std::int64_t stride, std::int64_t size) {
+      return stride == 0 ? std::min<std::int64_t>(size, 1) : size;
+    };
+    dense("dbias", b_.dbias, size_of(p_.bias.dtype),
+          axis(p_.bias.batch_stride, p_.batch) * axis(p_.bias.head_stride, p_.heads_q) * axis(p_.bias.q_stride, p_.seq_q) *
+              p_.seq_kv);
+    dense("dsink", b_.dsink, 4, p_.heads_q);
+    add_workspace();
+    writes_ = false;
+    add_inputs();
+    add_results();
+    view("dout", b_.dout, p_.dout_strides, rows_q_, p_.heads_q, p_.head_dim_v, p_.dtype);
+    dense("dlse", b_.dlse, 4, rows());
+    dense("entropy", b_.entropy, 4, rows());
+    dense("dentropy", b_.dentropy, 4, rows());
+    dense("dkey_mass", b_.dkey_mass, 4, masses());
+  }
+
+  void add_results() {
+    view("out", b_.out, p_.out_strides, rows_q_, p_.heads_q, p_.head_dim_v, p_.dtype);
+    dense("lse", b_.lse, 4, rows());
+    dense("row_max", b_.row_max, 4, rows());
+  }
+
+  void add_workspace() {
+    const std::size_t needed = plan::needed_workspace(plan_, options_.prepared_mask);
+    dense("workspace", options_.workspace, 1, static_cast<std::int64_t>(needed));
+  }
+
+  void add_inputs() {
+    view("q", b_.q, p_.q_strides, rows_q_, p_.heads_q, p_.head_dim, *p_.q_dtype);
+    const std::int64_t key_columns = p_.head_dim - (p_.latent ? p_.head_dim_v : 0);
+    view("k", b_.k, p_.k_strides, rows_kv_, p_.heads_kv, key_columns, *p_.kv_dtype);
+    view("v", b_.v, p_.v_strides, rows_kv_, p_.heads_kv, p_.head_dim_v, *p_.kv_dtype);
+    scores("bias", b_.bias, p_.bias, size_of(p_.bias.dtype));
+    scores("mask", b_.mask, p_.mask, 1);
+    add_masks();
+    if (p_.seq_kv > 0) dense("page_table", b_.page_table, 4, p_.batch * p_.page_table_stride);
+    if (b_.alibi_slopes != nullptr) {
+      const auto* const slopes = reinterpret_cast<const char*>(b_.alibi_slopes);
+      add({"alibi_slopes", slopes, 4, {1, 1, p_.batch, p_.heads_q}, {0, 0, p_.alibi_batch_stride, 1}});
+    }
+    dense("sink", b_.sink, 4, p_.heads_q);
+    dense("cu_seqlens_q", b_.cu_seqlens_q, 4, p_.batch + 1);
+    dense("cu_seqlens_kv", b_.cu_seqlens_kv, 4, p_.batch + 1);
+    dense("seqused_q", b_.seqused_q, 4, p_.batch);
+    dense("seqused_kv", b_.seqused_kv, 4, p_.batch);
+    dense("key_lengths", b_.key_lengths, 4, p_.batch);
+    dense("left_padding", b_.left_padding, 4, p_.batch);
+    dense("prepared_mask", options_.prepared_mask.data, 1, static_cast<std::int64_t>(plan::prepared_bytes(plan_)));
+  }
+
+  void add_masks() {
+    const auto blocks = [](std::int64_t rows, std::int64_t block) { return block == 0 ? 0 : (rows + block - 1) / block; };
+    if (b_.hidden_rows != nullptr) {
+      const bool flat = p_.packed && p_.page_size == 0;
+      const auto& h = p_.hidden_rows;
+      add({"hidden_rows",
+           reinterpret_cast<const char*>(b_.hidden_rows),
+           4,
+           {flat ? 1 : p_.batch, p_.heads_kv, flat ? p_.total_kv : p_.seq_kv, h.bounds},
+           {h.batch_stride, h.head_stride, h.bounds, 1}});
+    }
+    if (b_.block_mask != nullptr) {
+      const auto& m = p_.block_mask;
+      add({"block_mask",
+           reinterpret_cast<const char*>(b_.block_mask),
+           1,
+           {p_.batch, p_.heads_q, blocks(p_.seq_q, m.block_q), blocks(p_.seq_kv, m.block_kv)},
+           {m.batch_stride, m.head_stride, m.q_stride, 1}});
+    }
+    if (b_.key_list == nullptr && b_.key_counts == nullptr) return;
+    const std::int64_t lists =
+        (p_.packed ? p_.total_q : p_.batch * blocks(p_.seq_q, p_.key_list.block_q)) * p_.key_list.heads;
+    dense("key_list", b_.key_list, 4, lists * p_.key_list.entries);
+    dense("key_counts", b_.key_counts, 4, lists);
+  }
+
+  std::int64_t rows() const { return p_.total_q * p_.heads_q; }
+  std::int64_t masses() const { return (p_.packed ? p_.total_kv : p_.batch * p_.seq_kv) * p_.heads_q; }
+
+  const Problem& p_;
+  const Plan& plan_;
+  const Buffers& b_;
+  const Options& options_;
+  const Axes rows_q_ = p_.packed ? Axes{1, p_.total_q} : Axes{p_.batch, p_.seq_q};
+  const Axes rows_kv_ = p_.page_size != 0 ? Axes{p_.num_pages, p_.page_size}
+                        : p_.packed       ? Axes{1, p_.total_kv}
+                                          : Axes{p_.batch, p_.seq_kv};
+  Memory memory_;
+  bool writes_ = true;
+};
 
 void check_stream(const Options& options) {
   if (device_traits(options.device).streams || options.stream == nullptr) return;
@@ -264,7 +317,7 @@ void validate(const Problem& problem, const Plan& plan, const Buffers& buffers, 
     }
     check_pointer("workspace", options.workspace, true, 256);
   }
-  check_overlap(problem, plan, buffers, options);
+  Arguments(problem, plan, buffers, options).refuse_overlap();
 }
 
 void validate_preparation(const Problem& problem, const Plan& plan, const Buffers& buffers, const void* memory,
