@@ -8,9 +8,9 @@
 
 namespace flash_attention::cli {
 
-/// Exit codes of the command, in addition to 0. An Error's own code is the exit code of that error: 2 stands for every
-/// request that cannot be served (a wrong flag, a refused problem, no kernel for it), 3 for a device or compiler that is
-/// not here, 4 out of memory, 5 a kernel that does not compile, 6 a failing device, 7 a bug of ours.
+/// Exit codes of the command, in addition to 0. An Error exits with its own code. 2: a request that cannot be served (a
+/// wrong flag, a refused problem, no kernel for it). 3: no such device or compiler here. 4: out of memory. 5: a kernel
+/// does not compile. 6: the device fails. 7: a bug of ours.
 enum ExitCode { ok = 0, check_failed = 1, bad_usage = 2, output_lost = 8, interrupted_by_user = 130 };
 
 /// One word after `flash-attention`. Each lives in the file of its name and is listed in main.cpp.

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Builds the Python package from this tree and installs it into $VENV (default .venv), as `pip install .` would; what was built
-# before is built again only where it changed, and where build/release exists the library's objects are those. With
-# FLASH_ATTENTION_TEST_ALL=1 (`make test ALL=1`) the package compiles them itself, as it does for a user.
+# Builds the Python package from this tree and installs it into $VENV (default .venv), as `pip install .` would. Only what
+# changed is built again. If build/release exists, the library is taken from there. With FLASH_ATTENTION_TEST_ALL=1
+# (`make test ALL=1`) the package compiles the library itself, as it does for a user.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 log=build/install_python.log

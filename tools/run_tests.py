@@ -109,9 +109,9 @@ def run_file(preset: str, test: TestFile) -> list[Result]:
     return results
 
 
-# A job has a name and gives results. Three run at a time, from the first stage to the last: a core that waits for the end
-# of a stage was a seventh of the time, and with one job for each of two cores they were idle for 6 to 9 % of it, because
-# jobs wait (for a process, a lock, a time-out) now and then.
+# A job has a name and gives results. Three run at a time, across all stages. If each stage waited for the one before, a
+# core would wait for a seventh of the time. With one job for each of two cores they were idle for 6 to 9 % of it,
+# because jobs sometimes wait: for a process, a lock, a time-out.
 Job = tuple[str, Callable[[], list[Result]]]
 JOBS_AT_A_TIME = 3
 

@@ -17,9 +17,9 @@ namespace flash_attention {
 using LogCallback = void (*)(std::string_view message, void* context);
 FLASH_ATTENTION_API void set_log_callback(LogCallback callback, void* context);
 
-/// Lets an engine run the CPU backend on its own threads: must call body(body_context, i) once for each i in
-/// [0, count) and return when all are done. nullptr restores what is used without: the OpenMP team of the process, else a
-/// pool of the library's own (docs/cpu.md).
+/// Lets an engine run the CPU backend on its own threads. It must call body(body_context, i) once for each i in
+/// [0, count) and return when all are done. nullptr restores the default: the OpenMP team of the process, or else a pool of
+/// the library (docs/cpu.md).
 using ParallelFor = void (*)(void* context, std::int64_t count, void (*body)(void* body_context, std::int64_t index),
                              void* body_context);
 FLASH_ATTENTION_API void set_parallel_for(ParallelFor parallel_for, void* context, int threads);

@@ -164,7 +164,7 @@ void fill_dropout_mask(nb::handle out, std::uint64_t seed, std::uint64_t offset,
 
 NB_MODULE(_core, module) {
   using namespace nb::literals;
-  nb::set_leak_warnings(false);  // a mask that a program holds to its end is none: nobody is to read of it then
+  nb::set_leak_warnings(false);  // a mask that a program holds until it ends is no leak that a user should read about
   nb::register_exception_translator(translate_error);
   module.attr("version") = FLASH_ATTENTION_VERSION;
   module.def("forward", run_forward, "tensors"_a, "options"_a, "out"_a, "lse"_a.none(), "seed"_a, "offset"_a, "stream"_a,

@@ -93,7 +93,7 @@ def _need(name, q):
 
 
 def _way_back(q):
-    """From the bridge's library to that of q; where there is none the result stays as it is."""
+    """The function that takes an array from the bridge's library to q's; without one the result stays as it is."""
     module = type(q).__module__.partition(".")[0]
     if hasattr(q, "__array_namespace__"):
         return q.__array_namespace__().from_dlpack

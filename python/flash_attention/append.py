@@ -61,9 +61,9 @@ def append_kv(
         one_query_angle: all queries of a sequence are rotated by the angle of its first.
         cu_seqlens_new, cu_seqlens_q: int32 [batch + 1]; where the rows of each sequence begin.
         sequences, positions: int32 [total_new]; the sequence of each new row (and query), and its place there.
-        k_scale, v_scale: of an 8-bit cache, whose elements are worth code * scale: a number, float32 [1],
-            [batch, heads_kv], or one for each row, [batch, capacity, heads_kv] or [num_pages, page_size, heads_kv]; those
-            of rows are written.
+        k_scale, v_scale: the scales of an 8-bit cache, whose elements are worth code * scale: a number, float32 [1],
+            [batch, heads_kv], or one for each row, [batch, capacity, heads_kv] or [num_pages, page_size, heads_kv]. Scales
+            of rows are computed and written.
         cache_dtype: what the bytes of a uint8 cache are: "e4m3", "e5m2" or "int8".
         q_norm, k_norm: [head_dim], the weights of an RMS norm of each row of a head, before it is rotated; True: a norm
             without weights.

@@ -75,7 +75,7 @@ def attention(
         bias: added to the scores, [batch, heads_q, seq_q, seq_kv] or 1 for any size, leading axes may be left out.
         mask: bool in the same shapes as bias; True = visible.
         hidden_rows: int32 [batch, heads_kv, seq_kv, n], n = 1, 2 or 4, or 1 for batch and heads: key j is hidden from the
-            queries [r0, inf), [r0, r1), or [r0, r1) and [r2, r3). Or what flash_attention.masks builds. docs/masks.md.
+            queries [r0, inf), [r0, r1), or [r0, r1) and [r2, r3). A mask of flash_attention.masks, too. docs/masks.md.
         block_mask: which blocks of queries see which blocks of keys: flash_attention.masks.BlockMask, or torch's; or what
             create_block_mask gave, here or in torch.
         key_lengths: int32 [batch]; keys from there on are padding. The diagonal stays where seq_kv puts it.
@@ -99,19 +99,20 @@ def attention(
         q_descale, k_descale, v_descale: of torch tensors in float8 (all e4m3fn or all e5m2), which are worth
             code * descale: a number, float32 [1] or [batch, heads_kv]; None = 1. quantize() makes them. Forward only.
         out_dtype: of out where q is float8: torch.bfloat16 (None), float16 or float32.
-        attention_chunk: a query sees the keys of its own chunk of so many positions, besides all of the above (the place of
-            query i is i + seq_kv - seq_q, see alignment); 0 = all.
-        precision: of float32 on a GPU: "fast", on tensor cores from sm_80 on, three products for one, as exact as float32;
-            "tf32", one product, with 11 bits of each factor; "ieee", in float32; "auto", "fast", or what
-            torch.get_float32_matmul_precision() allows. docs/numerics.md. On a CPU, and for other types, all are the same.
+        attention_chunk: a query sees only the keys of its own chunk of so many positions, in addition to the rules above
+            (query i is at position i + seq_kv - seq_q, see alignment); 0 = all.
+        precision: how a GPU multiplies float32. "ieee": in float32. "fast": on tensor cores from sm_80 on, three products
+            for one, as exact as float32. "tf32": one product, with 11 bits of each factor. "auto": "fast", or "tf32" if
+            torch.get_float32_matmul_precision() allows it (docs/numerics.md). On a CPU, and for other types, all are the
+            same.
         key_indices: int32 [batch, seq_q, G, entries], G = 1 or heads_kv: a query sees the keys of its list alone, besides
             all of the above. One that stands twice counts twice; one outside of the sequence is no key. docs/sparse.md.
         key_blocks: int32 [batch, ceil(seq_q / queries), G, entries], G = 1, heads_kv or heads_q: the same by blocks of keys
             that a block of queries sees. One that stands twice counts once.
         key_counts: int32, as key_indices or key_blocks without the last axis: entries from there on are not read.
         key_block_size: (queries, keys) of key_blocks.
-        return_max_logit: also return each head's largest score, float32 [batch, heads_q]: of the visible keys, as it enters
-            the softmax, without the sink; -inf if there is none. It has no gradient (torch, NumPy and CuPy).
+        return_max_logit: also return each head's largest score of a visible key, float32 [batch, heads_q], as it enters the
+            softmax, without the sink; -inf if no key is visible. It has no gradient (torch, NumPy and CuPy).
         return_key_mass: also return how much attention each key received, float32 [batch, heads_q, seq_kv]: the sum over
             the queries of the probabilities, before dropout.
         return_entropy: also return each row's entropy, -sum p log p, float32 [batch, heads_q, seq_q]; 0 if it sees no key.

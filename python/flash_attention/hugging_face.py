@@ -128,8 +128,8 @@ def attention_forward(
 ):
     """transformers' attention function: [batch, heads, seq, head_dim] each -> (out [batch, seq, heads, head_dim], None).
 
-    A mask holds everything that limits the view, windows too; without one, prefill is causal where the module is.
-    cu_seq_lens_q and its kin say that sequences are packed along seq. cache: that of continuous batching, in pages.
+    A mask has everything that hides keys, windows too. Without a mask, prefill is causal if the module is.
+    cu_seq_lens_q and similar arguments say that sequences are packed along seq. cache: the pages of continuous batching.
     """
     causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
     options = {"dropout_p": dropout, "scale": scaling, "softcap": softcap or 0.0, "sink": s_aux}

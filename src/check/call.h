@@ -66,7 +66,7 @@ class Call {
   std::vector<char> mask(std::int64_t b, std::int64_t head, std::int64_t begin, std::int64_t end, std::int64_t j,
                          std::int64_t width) const;
 
-  /// How often the lists of the rows [begin, end) name each of `width` keys from j on; all once where there are none.
+  /// How often the lists of the rows [begin, end) name each of the `width` keys from j on; once each if there are no lists.
   std::vector<std::int64_t> listed(std::int64_t b, std::int64_t head, std::int64_t begin, std::int64_t end, std::int64_t j,
                                    std::int64_t width) const;
 

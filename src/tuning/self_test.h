@@ -17,9 +17,8 @@ struct Machine {
   const Backend& backend;
 };
 
-/// Problems in which a wrong kernel shows, as callers give them: lengths that are no multiple of anything, maxima that come
-/// late, NaN behind the keys in use, rows that see nothing, heads in groups, options in pairs. A kernel is tested with those
-/// that it takes.
+/// Problems in which a mistake of a kernel shows: prime lengths, maxima that come late, NaN after the keys in use, rows
+/// that see nothing, grouped heads, pairs of options. A kernel is tested with those that it takes.
 std::vector<Problem> hostile_problems(Pass pass);
 
 /// One that is long enough to be timed.

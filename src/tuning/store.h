@@ -31,7 +31,7 @@ std::uint64_t epoch();
 /// Where what is known of a place is kept, below a cache folder.
 std::filesystem::path file_of(const std::filesystem::path& cache, const Place& place);
 
-/// The file's content; empty where there is none, or none of this place: a damaged one is reported and not used.
+/// The content of the file, if there is one and it is of this place. A damaged file is reported and not used.
 TunedFile load(const std::filesystem::path& path, const Place& place);
 
 /// Adds to a file's content: a later choice or verdict replaces an earlier one of the same problem or kernel.

@@ -8,7 +8,7 @@
 namespace flash_attention::python {
 namespace {
 
-/// Of packed sequences; 0 where none has a row, or the starts go down, which validation refuses later.
+/// The length of the longest packed sequence; 0 if none has a row. Starts that go down are refused by validation.
 std::int64_t longest(const std::int32_t* starts, std::int64_t batch) {
   std::int64_t most = 0;
   for (std::int64_t b = 0; starts != nullptr && b < batch; ++b) {

@@ -57,9 +57,8 @@ struct Statistics {
 /// One call of the library: Problem, Buffers and Options from tensors. Refuses by argument what the Problem cannot hold.
 class Call {
  public:
-  /// `codes`: what the bytes of K and V are, where they are of 8 bits, and those of Q where it has bytes,
-  /// too: then the type of out is the problem's. `latent`: K has the columns of a key behind its
-  /// value.
+  /// `codes`: the type of K and V in 8 bits, and of Q if it has 8 bits, too: then the problem's type is that of out.
+  /// `latent`: K has the columns of a key that follow its value.
   /// `given.kernel`: "", NAME, NAME@QxKV or @QxKV, a tile of Q queries and KV keys.
   Call(const Slots& tensors, const CallOptions& given, const std::string& codes = {}, bool latent = false);
   Call(const Call&) = delete;  // options.kernel points into it

@@ -51,8 +51,8 @@ def flash_attn_func(
     gather_bwd_token_chunk: int | None = None,
     **wrong: NoReturn,
 ) -> tuple[Tensor, Tensor | None]:
-    """(out, lse) of q [batch, seq_q, heads, head_dim], k and v [batch, seq_k, heads_k, ...]; lse [batch, heads, seq_q],
-    with qv [batch, seq_q, heads]. mask_mod stands in place of causal and window_size.
+    """(out, lse) of q [batch, seq_q, heads, head_dim], k and v [batch, seq_k, heads_k, ...]. lse is [batch, heads, seq_q];
+    with qv it is [batch, seq_q, heads]. mask_mod replaces causal and window_size.
 
     For example:
 
@@ -107,10 +107,10 @@ def flash_attn_varlen_func(
     gather_bwd_token_chunk: int | None = None,
     **wrong: NoReturn,
 ) -> tuple[Tensor, Tensor | None]:
-    """The same for sequences of different lengths: each of q and of k, v is [total, heads, head_dim] with cu_seqlens, or
-    [batch, seq, heads, head_dim], of which seqused counts. page_table int32 [batch, pages]: k and v are pages [num_pages,
-    page_size, heads_k, head_dim]; forward only, without score_mod and mask_mod. lse is [heads, total_q] or [batch, heads,
-    seq_q], with qv heads last.
+    """The same for sequences of different lengths. q, and k and v, are [total, heads, head_dim] with cu_seqlens, or
+    [batch, seq, heads, head_dim], of which the first seqused rows count. With page_table, int32 [batch, pages], k and v are
+    pages [num_pages, page_size, heads_k, head_dim]; that is forward only and takes no score_mod and mask_mod. lse is
+    [heads, total_q] or [batch, heads, seq_q]; with qv the heads are its last axis.
 
     For example:
 

@@ -102,8 +102,8 @@ class BlockMask:
 def create_block_mask(
     mask_mod, B=None, H=None, Q_LEN=None, KV_LEN=None, device=None, BLOCK_SIZE=128, _compile=False, **unused
 ):
-    """A mask for flex_attention from mask_mod(b, h, i, j). torch's signature; nothing is computed here, so device, blocks
-    and what a version of torch has besides to compute them (with a leading underscore) change nothing.
+    """A mask for flex_attention from mask_mod(b, h, i, j), with torch's signature. Nothing is computed here, so device,
+    BLOCK_SIZE and torch's arguments with a leading underscore change nothing.
 
     For example:
 

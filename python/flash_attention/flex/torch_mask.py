@@ -28,7 +28,7 @@ def mask_mod_of(block_mask):
 
 
 def _tables(block_mask):
-    """Of partial blocks and of full ones, None where there are none."""
+    """The lists of partial blocks and of full ones; None if there are no such blocks."""
     fields = [getattr(block_mask, name, None) for name in _FIELDS]
     versions = _versions([tensor for tensor in fields if tensor is not None])
     if versions is None:

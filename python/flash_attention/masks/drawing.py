@@ -34,8 +34,8 @@ def show(
 
     mask: an IntervalMask, hidden rows, a bool tensor [..., seq_q, seq_kv], a block mask (ours, or torch's), a mask of
     create_block_mask, or a function mask_mod(b, h, i, j). path: also write an .svg, or a .png with a pixel for each pair.
-    tile: (queries, keys) of a tile. batch, head: which of them. seq_q, seq_kv: of a block mask, a function, and hidden
-    rows where queries are not as many as keys.
+    tile: (queries, keys) of a tile. batch, head: which of them. seq_q, seq_kv: needed for a block mask and for a function,
+    and for hidden rows if there are not as many queries as keys.
     """
     if wrong:
         refuse_keywords(show, wrong)

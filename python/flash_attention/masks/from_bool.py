@@ -60,7 +60,7 @@ def _fill(hidden, matters):
 
 
 def _interval(hidden, above, which):
-    """The bounds of the first or the second interval of each key; an empty one where there is none."""
+    """The bounds of each key's first or second interval; an empty interval if the key has none."""
     import torch
 
     count = hidden.shape[2]

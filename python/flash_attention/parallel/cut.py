@@ -13,7 +13,7 @@ from flash_attention.parallel.layout import Segment, segments
 
 @dataclass(frozen=True)
 class Shape:
-    """What decides the cut. A bound of the window is -1 where there is none; causal is right = 0."""
+    """What decides the cut. A bound of the window is -1 if it is not set; causal is right = 0."""
 
     seq: int
     world: int

@@ -1,8 +1,8 @@
 """What a context-parallel call will cost: bytes and FLOPs of every turn, what overlaps, the efficiency to expect.
 
-A model, not a measurement: a turn's block is attended at `tflops`, merging it moves its rows through memory, its keys
-travel at the bandwidth of their link, and the clock of a rank goes on with whichever ends last, in the order in which
-ring.py posts and waits.
+A model, not a measurement. The block of a turn is computed at `tflops`, merging it moves its rows through memory, and its
+keys travel at the bandwidth of their link. A rank's clock moves to whichever ends last, in the order in which ring.py posts
+and waits.
 """
 
 from dataclasses import dataclass, field

@@ -76,8 +76,8 @@ def _run_of_graph(tensors, options, seed, offset, return_lse):
 class Attention(torch.autograd.Function):
     """(out, lse) of a call, with gradients for q, k, v, bias and sink.
 
-    `extras` are the tensors behind q, k, v in the order of the binding, or nothing where there are none: torch looks at
-    every argument in every call.
+    `extras` are the tensors after q, k, v, in the order of the binding. If there are none, nothing is passed: torch looks
+    at every argument in every call.
     """
 
     @staticmethod
@@ -102,8 +102,8 @@ class Attention(torch.autograd.Function):
 class PlainAttention(torch.autograd.Function):
     """out of a call in the kernels' form, from C to C: _core.attention() applies it.
 
-    It stands beside Attention because torch looks at each argument and each result of a Function: such a call takes 6.4 us
-    of the host, by way of general() and Attention 27 (AMD EPYC, 8 tokens, one head of 16).
+    It is separate from Attention because torch looks at each argument and each result of a Function. Such a call takes
+    6.4 us of the host; through general() and Attention it would take 27 (AMD EPYC, 8 tokens, one head of 16).
     """
 
     forward = staticmethod(_core.differentiable_forward)

@@ -81,7 +81,7 @@ def refusing_gradients(name, found, *sources):
     return results if isinstance(found, tuple) else results[0]
 
 
-# Of an autograd function's arguments: q, k, v, options, seed, offset, *extras, which are the other tensors.
+# Places in an autograd function's arguments: q, k, v, options, seed, offset, *extras. The extras are the other tensors.
 _BIAS, _SINK = (3 + Tensors._fields.index(name) for name in ("bias", "sink"))
 _NOTHING = (None,) * NUM_TENSORS
 

@@ -4,7 +4,8 @@
 
 namespace flash_attention::api {
 
-/// Refuses lists of keys that are none, and what lists are not combined with; sets what a call without lists does not say.
+/// Refuses malformed lists of keys and options that lists are not combined with; sets the fields that a call without
+/// lists leaves out.
 void check_key_list(Problem& problem, Pass pass);
 
 }  // namespace flash_attention::api

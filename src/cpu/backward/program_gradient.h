@@ -1,8 +1,8 @@
 #pragma once
 
 // The gradients of the tensors that a program reads: sums of dS * d score / d element. Any number of scores may read an
-// element, so terms are added as integers, which gives the same sum in any order: the first step finds the largest term of
-// each tensor, and with it the unit in which sums cannot overflow; the second adds; the third converts.
+// element. Terms are added as integers, so the sum is the same in any order. The first step finds the largest term of each
+// tensor; it gives the unit in which sums cannot overflow. The second step adds, the third converts.
 
 #include "cpu/backward/gradient.h"
 #include "cpu/tile/program.h"

@@ -15,8 +15,8 @@ int num_threads();
 /// How many, and whose, in words.
 std::string describe_threads();
 
-/// Whether a call with so many multiplications should use other threads: always from about 25 us on, on an OpenMP team from
-/// 8 us on; from 3 us on where it begins so soon after the last call of this thread that the workers are still awake. (The
+/// Whether a call with so many multiplications should use other threads: always if it takes about 25 us, on an OpenMP team
+/// if it takes 8 us, and if it takes 3 us and begins so soon after this thread's last call that the workers are awake. (The
 /// caller waits for no worker to wake, so what is lost where they sleep is the call that wakes them.) Lives as long as the
 /// call.
 class Sharing {

@@ -1,8 +1,7 @@
 #pragma once
 
-// The bits of dropout: Philox4x32-7 with the counter that docs/numerics.md gives. Of the eight scores that one call of
-// Philox serves, four are those of a lane's row, so the words are made for a group of 16 keys at a time, the lanes side by
-// side.
+// The bits of dropout: Philox4x32-7 with the counter that docs/numerics.md gives. One call of Philox
+// serves eight scores, four of which are in a lane's row. So the words are made for 16 keys at a time, in all lanes.
 
 #include "cpu/tile/scores.h"
 

@@ -179,9 +179,9 @@ std::string headers_of(const std::string& unit) {
   return headers;
 }
 
-/// The header to include first. A kernel's units differ in their last lines, and to read the kernel is a third of their
-/// time: from the fourth on they take what they include compiled. g++ alone, which looks for such a file by itself and
-/// reads the text where the file is of another version.
+/// The header to include first. A kernel's units differ in their last lines only, and reading the kernel takes a third of
+/// their time, so from the fourth unit on it is precompiled. Only for g++: it finds such a file by itself, and reads the
+/// text if the file is of another version.
 std::string first_header(const jit::Job& job, const Placed& placed) {
   constexpr int worth_it = 4;
   if (!placed.kept || job.unit.counts_plain_accesses || compiles_with_clang()) return "prelude.h";

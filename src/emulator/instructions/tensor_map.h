@@ -27,7 +27,7 @@ static_assert(sizeof(TensorMapFields) <= sizeof(abi::TensorMap));
 /// Refuses what cuTensorMapEncodeTiled would refuse. Throws Error(internal).
 abi::TensorMap encode(const launch::TensorMapSpec& spec);
 
-/// The fields of an encoded map; false where the bytes are none.
+/// The fields of an encoded map; false if the bytes are not one.
 bool decode(const void* map, TensorMapFields& fields);
 
 }  // namespace flash_attention::emulator

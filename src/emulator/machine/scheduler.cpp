@@ -178,7 +178,7 @@ void Scheduler::run_warp(Warp& warp) {
   running_ = nullptr;
 }
 
-/// Of the warp whose turn it is; null where all have had theirs, or something went wrong.
+/// The next lane of the warp whose turn it is; null if all have had their turn, or if something went wrong.
 Thread* Scheduler::next_lane() {
   const std::vector<Thread*>& lanes = turn_->lanes;
   while (lanes_left_ > 0 && failure_.empty()) {

@@ -68,17 +68,22 @@ def flash_attn_with_kvcache(
         cache_batch_idx: int [batch]; the row of the cache that belongs to each entry of q.
         cache_leftpad: int [batch]; where each entry's keys begin.
         block_table: int32 [batch, pages]; the pages of each entry, read where the kernel runs. Entries behind an entry's
-            keys may be anything. Lengths on a GPU that a table has no room for are refused, as in FlashAttention-2, by one
-            look at them, with the first call of a table; later they are cut off where the table ends.
+            keys may be anything. If the lengths are on a GPU, the first call of a table looks at them once and refuses
+            those that the table has no room for, as in FlashAttention-2. Later calls cut them off at the table's end.
         num_splits: accepted; the planner decides.
 
-    FlashAttention-3's keywords: page_table (block_table's other name), cu_seqlens_q (q is [total_q, heads, head_dim]) with
-    max_seqlen_q, cu_seqlens_k_new (k and v are [total_new, heads_k, head_dim]), rotary_seqlens (int [batch], the angle of
-    each entry's first token, instead of cache_seqlens), learnable_sink or s_aux, qv ([batch, seq_q, heads, head_dim_v], or
-    [total_q, ...]: scores are q k^T + qv v^T, latent attention; the scale is that of both dimensions together), k_descale
-    and v_descale of a cache in 8 bits (a number, float32 [1] or [batch, heads_k]; new keys and values in float8 are codes
-    of it). And
-    this library's own: invariant, a row's bits do not depend on what else is in the call (docs/numerics.md).
+    FlashAttention-3's keywords:
+        page_table: another name of block_table.
+        cu_seqlens_q, max_seqlen_q: q is [total_q, heads, head_dim].
+        cu_seqlens_k_new: k and v are [total_new, heads_k, head_dim].
+        rotary_seqlens: int [batch]; the position of each entry's first token, instead of cache_seqlens.
+        learnable_sink, s_aux: float32 [heads], two names of the sink.
+        qv: [batch, seq_q, heads, head_dim_v] or [total_q, ...]; latent attention, scores are q k^T + qv v^T. The default
+            scale is that of both dimensions together.
+        k_descale, v_descale: scales of a cache in 8 bits, a number, float32 [1] or [batch, heads_k]. New keys and values in
+            float8 are codes with these scales.
+
+    This library's own keyword: with invariant a row's bits do not depend on what else is in the call (docs/numerics.md).
 
     Forward only. Returns out as q, or (out, softmax_lse [batch, heads, seq_q], or [heads, total_q]).
     """

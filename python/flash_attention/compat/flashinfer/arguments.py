@@ -66,8 +66,8 @@ def scale_of(head_dim, sm_scale, q_scale=None, k_scale=None):
 
 
 def finish(out, lse, v_scale, into, lse_into, return_lse, lse_base="log2", lse_layout="NH"):
-    """FlashInfer's results from out and the natural lse (None if nobody wants it), a row for each token; written to `into`,
-    `lse_into` if given. lse_base: "log2" or "ln"; lse_layout: "NH", or "HN" for heads first."""
+    """FlashInfer's results from out and the natural lse (None if it is not asked for), a row for each token; written to
+    `into` and `lse_into` if they are given. lse_base: "log2" or "ln"; lse_layout: "NH", or "HN" for heads first."""
     for name, value, allowed in (("lse_base", lse_base, ("log2", "ln")), ("lse_layout", lse_layout, ("NH", "HN"))):
         if value not in allowed:
             raise ValueError(f"{name}: got {value!r}; allowed are {' and '.join(map(repr, allowed))}")

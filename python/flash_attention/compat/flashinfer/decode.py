@@ -148,11 +148,11 @@ class BatchDecodeWithPagedKVCacheWrapper:
     ) -> None:
         """Sequence b has the pages indices[indptr[b] : indptr[b + 1]], the last of which holds last_page_len[b] keys.
 
-        Tables on the host are checked and copied; those on the GPU are not looked at. Options: pos_encoding_mode ("NONE",
-        "ALIBI", or "ROPE_LLAMA" with rope_scale and rope_theta, which makes a rotated copy of the keys in each run),
-        window_left, window_right, logits_soft_cap, sm_scale, block_tables and seq_lens (used instead of the tables where
-        given), q_len_per_req, fixed_split_size (any number: a row's bits do not depend on the batch); data types,
-        and non_blocking change nothing.
+        Tables on the host are checked and copied; those on the GPU are not looked at. pos_encoding_mode is "NONE", "ALIBI",
+        or "ROPE_LLAMA" with rope_scale and rope_theta, which makes a rotated copy of the keys in each run. If block_tables
+        and seq_lens are given, they replace the tables. fixed_split_size: with any number the bits of a row do not depend
+        on the batch. window_left, window_right, logits_soft_cap, sm_scale and q_len_per_req are
+        those of FlashInfer; data types and non_blocking change nothing.
         """
         options = _options(positional, keywords)
         check_heads(num_qo_heads, num_kv_heads)

@@ -179,10 +179,10 @@ class BatchPrefillWithPagedKVCacheWrapper:
     ) -> None:
         """Sequence b has the queries qo_indptr[b] : qo_indptr[b + 1] and the pages of plan() of BatchDecode...Wrapper.
 
-        causal: the last query sees the last key. custom_mask: bool, [queries x keys] of each sequence end to end (or its
-        bits, each sequence from a new byte); it stands in place of causal. prefix_len_ptr and token_pos_in_items_ptr: items
-        to be scored behind a prefix, each of which sees the prefix and itself. fixed_split_size: any number requests bits
-        of a row that do not depend on the batch.
+        causal: the last query sees the last key. custom_mask: bool, [queries x keys] of each sequence end to end (or packed
+        bits, each sequence from a new byte); it replaces causal. prefix_len_ptr and token_pos_in_items_ptr: several items
+        follow one prefix, and each sees the prefix and itself. fixed_split_size: with any number the bits of a row do not
+        depend on the batch.
         """
         items = Items.of(prefix_len_ptr, token_pos_in_items_ptr, token_pos_in_items_len)
         masked = custom_mask is not None or packed_custom_mask is not None

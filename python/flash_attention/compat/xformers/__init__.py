@@ -86,9 +86,9 @@ def memory_efficient_attention(
         out = memory_efficient_attention(q, k, v, attn_bias=LowerTriangularMask(), p=0.0)
 
     [batch, seq, head_dim] is one head; [batch, seq, groups, heads, head_dim] is grouped: keys that are expanded over the
-    heads of a group (stride 0) are read once. attn_bias: a tensor that is added, [batch, heads, seq_q, seq_kv] or with 1
-    for any size; or one of the classes here, or xformers' own. Biases of blocks want a batch of 1. p: of dropout. op is
-    taken and changes nothing. Keys in pages have no gradients.
+    heads of a group (stride 0) are read once. attn_bias is one of the classes here, or xformers' own, or a tensor that is
+    added: [batch, heads, seq_q, seq_kv], with 1 in place of any size. Block-diagonal biases need a batch of 1. p is the
+    dropout probability. op is accepted and changes nothing. Keys in pages have no gradients.
     """
     if wrong:
         refuse_keywords(memory_efficient_attention, wrong)
