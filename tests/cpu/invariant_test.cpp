@@ -18,6 +18,21 @@ TEST(Invariant, Cpu) {
   }
 }
 
+TEST(Invariant, CpuCaches) {
+  for (const Dtype dtype : {Dtype::float32, Dtype::bfloat16}) {
+    Problem p = invariant_problem(dtype);
+    p.kv_dtype = Dtype::float8_e4m3, p.kv_scales = ScaleKind::token;
+    expect_invariant(p, 700, {});
+    p.kv_dtype = Dtype::int8, p.kv_scales = ScaleKind::head, p.window_left = 90;
+    expect_invariant(p, 240, {});
+    Problem latent = invariant_problem(dtype);
+    latent.heads_kv = 1, latent.latent = true, latent.head_dim = 96;
+    expect_invariant(latent, 650, {});
+    latent.kv_dtype = Dtype::float8_e5m2;
+    expect_invariant(latent, 130, {});
+  }
+}
+
 /// The check can fail: without the flag bits differ.
 TEST(Invariant, IsNotThereUnasked) {
   Problem p = invariant_problem(Dtype::bfloat16);

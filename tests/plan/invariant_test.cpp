@@ -35,6 +35,26 @@ std::string order_of(const Plan& plan) {
   return text;
 }
 
+/// The same of gradients: what each launch adds up, and in which order.
+std::string order_of_gradients(const Plan& plan) {
+  std::string text = plan.kernel + " " + std::to_string(plan.num_splits);
+  for (const Launch& launch : plan.launches) {
+    const auto* config = plan::config_of<abi::BackwardConfig>(launch);
+    if (config == nullptr || !launch.unit.starts_with("backward/")) continue;  // maps of tiles
+    // Rows that are not finite are repaired, by a launch that may also round dQ: no sums.
+    if (launch.unit.ends_with("/repair") || launch.entry == "backward_sm90_convert") continue;
+    text += "; " + launch.unit;
+    const bool is_delta = launch.unit == "backward/delta";  // its head_dim says what it clears
+    for (const int member :
+         {config->block_q, config->block_kv, is_delta ? 0 : config->head_dim, config->head_dim_v, config->num_warps,
+          static_cast<int>(config->dq_mode), int{config->key_sums}, int{config->split_first},
+          int{config->statistics_by_product}, static_cast<int>(config->loop.overlap), int{config->loop.tests_cap}}) {
+      text += " " + std::to_string(member);
+    }
+  }
+  return text;
+}
+
 class Draw {
  public:
   explicit Draw(unsigned seed) : random_(seed) {}
@@ -43,6 +63,28 @@ class Draw {
     return values.begin()[random_() % values.size()];
   }
   bool coin() { return random_() % 2 == 0; }
+
+  /// What a sequence's gradients may depend on.
+  Problem options_of_gradients() {
+    Problem p = options();
+    p.causal = coin();
+    if (p.bias.present && coin()) p.bias.head_stride = 1 << 20, p.bias.q_stride = 1 << 15;
+    if (p.bias.present && coin()) p.bias.batch_stride = 1 << 26;
+    if (random_() % 6 == 0) p.hidden_rows = {.bounds = 1};
+    if (random_() % 6 == 0) p.mask = {.present = true};
+    return p;
+  }
+  /// The same sequence in another call.
+  Problem call_of_gradients(Problem p) {
+    p.batch = pick<std::int64_t>({1, 2, 64, 300});
+    p.seq_q = p.seq_kv = pick<std::int64_t>({1, 5, 15, 16, 33, 130, 700, 8192});
+    if (coin()) p.seq_kv = pick<std::int64_t>({1, 20, 700});
+    const std::int64_t heads = pick<std::int64_t>({1, 4, 16});
+    p.heads_q *= heads, p.heads_kv *= heads;
+    p.seqused_kv = coin(), p.seqused_q = coin();
+    if (coin()) p.packed = true, p.total_q = p.batch * p.seq_q, p.total_kv = p.batch * p.seq_kv;
+    return p;
+  }
 
   /// What a row's bits may depend on.
   Problem options() {
@@ -87,6 +129,29 @@ struct Found {
   std::vector<std::string> different;  // pairs whose orders differ, the first few
 };
 
+/// Pairs of calls that differ in all that gradients may not depend on.
+template <class MakePlan>
+Found compare_gradients(int rounds, int calls, const MakePlan& plan_of) {
+  Draw draw(11);
+  Found found;
+  for (int round = 0; round < rounds; ++round) {
+    const Problem options = draw.options_of_gradients();
+    const int arch = draw.pick({75, 80, 90, 90, 120});
+    const std::int64_t shared = arch == 90 ? 232448 : arch == 80 ? 166912 : arch == 75 ? 65536 : 101376;
+    std::string first;
+    for (int call = 0; call < calls; ++call) {
+      const Problem problem = draw.call_of_gradients(options);
+      const std::string order = order_of_gradients(plan_of(problem, gpu(arch, draw.pick({1, 16, 132}), shared)));
+      if (call == 0) first = order;
+      if (call == 0) continue;
+      ++found.pairs;
+      if (order != first && found.different.size() < 5)
+        found.different.push_back(first + " and " + order + ": " + to_string(problem) + " on sm_" + std::to_string(arch));
+    }
+  }
+  return found;
+}
+
 /// Pairs of calls that differ in all that a row's bits may not depend on: batch, lengths, heads, pages, packing, SMs.
 template <class MakePlan>
 Found compare_orders(int rounds, int calls, const MakePlan& plan_of) {
@@ -114,12 +179,27 @@ Found compare_orders(int rounds, int calls, const MakePlan& plan_of) {
 }
 
 TEST(PlanInvariant, OrderOfSumsIsThatOfTheOptions) {
-  const Found found = compare_orders(
-      5000, 21, [](const Problem& p, const DeviceInfo& g) { return make_plan(p, Pass::forward, g); });
+  const Found found =
+      compare_orders(5000, 21, [](const Problem& p, const DeviceInfo& g) { return make_plan(p, Pass::forward, g); });
   EXPECT_EQ(found.pairs, 100000);
   EXPECT_EQ(found.different, std::vector<std::string>{});
   EXPECT_GT(found.forward_sm90, found.pairs / 100);
   EXPECT_GT(found.decode, found.pairs / 10);
+}
+
+TEST(PlanInvariant, OrderOfGradientsIsThatOfTheOptions) {
+  const Found found =
+      compare_gradients(2000, 21, [](const Problem& p, const DeviceInfo& g) { return make_plan(p, Pass::backward, g); });
+  EXPECT_EQ(found.pairs, 40000);
+  EXPECT_EQ(found.different, std::vector<std::string>{});
+}
+
+TEST(PlanInvariant, APlantedDependenceOfGradientsIsFound) {
+  const auto planted = [](Problem p, const DeviceInfo& g) {
+    p.invariant = false, p.deterministic = true;
+    return make_plan(p, Pass::backward, g);
+  };
+  EXPECT_FALSE(compare_gradients(200, 21, planted).different.empty());
 }
 
 /// The comparison finds a tile that depends on the batch.

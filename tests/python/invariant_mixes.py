@@ -149,33 +149,50 @@ def packed(sequences, options):
     return [(out[a:b], lse[:, a:b]) for a, b in itertools.pairwise(starts.tolist())]
 
 
-def gradients(tensors, call):
-    """dq, dk, dv of a call that gives out and dout."""
+def gradients(tensors, call, shared):
+    """[dq, dk, dv], and [dsink, dbias] of those that are `shared`, of a call that gives out and dout."""
     tensors = [tensor.detach().requires_grad_() for tensor in tensors]
-    out, dout = call(*tensors)
-    return torch.autograd.grad(out, tensors, dout)
+    shared = {name: tensor.detach().requires_grad_() for name, tensor in shared.items()}
+    out, dout = call(*tensors, **shared)
+    found = torch.autograd.grad(out, (*tensors, *shared.values()), dout)
+    return list(found[:3]), list(found[3:])
 
 
-def gradient_ways(sequences, which, options, douts, rng):
-    """(way, [dq, dk, dv]) of one sequence, four times."""
+def gradient_ways(sequences, which, options, douts, bias):
+    """(way, gradients) of one sequence, and of what all share: a sink, and the bias [1, heads, most, most] of all."""
     one, dout = sequences[which], douts[which]
-    whole = lambda q, k, v: (attention(q[None], k[None], v[None], **options)[0], dout)  # noqa: E731
-    yield "gradients alone", gradients((one.q, one.k, one.v), whole)
-    yield "gradients in a second run", gradients((one.q, one.k, one.v), whole)
+    most = max(map(len, sequences))
+    options, shared = dict(options), {} if bias is None else {"bias": bias}
+    if "sink" in options:
+        shared = {"sink": options.pop("sink"), **shared}
+
+    def given(own, size):
+        """Every call has the same whole bias, and takes the part that its queries and keys have."""
+        return {**options, **own, **({"bias": own["bias"][:, :, :size, :size]} if "bias" in own else {})}
+
+    def whole(q, k, v, **own):
+        return attention(q[None], k[None], v[None], **given(own, len(one)))[0], dout
+
+    yield "gradients alone", gradients((one.q, one.k, one.v), whole, shared)[0]
+    yield "gradients in a second run", gradients((one.q, one.k, one.v), whole, shared)[0]
     starts = torch.tensor([0, *itertools.accumulate(map(len, sequences))], dtype=torch.int32, device=one.device)
-    found = gradients(
+    longest = {"max_seqlen_q": most, "max_seqlen_kv": most}
+    found, sums = gradients(
         [torch.cat([getattr(s, name) for s in sequences]) for name in "qkv"],
-        lambda q, k, v: (attention_packed(q, k, v, starts, **options), torch.cat(douts)),
+        lambda q, k, v, **own: (attention_packed(q, k, v, starts, **longest, **given(own, most)), torch.cat(douts)),
+        shared,
     )
     a, b = starts[which : which + 2].tolist()
     yield "gradients packed", [tensor[a:b] for tensor in found]
     lengths = torch.tensor([len(s) for s in sequences], dtype=torch.int32, device=one.device)
-    most = int(lengths.max()) + rng.randrange(100)
     zeros = [torch.nan_to_num(padded([getattr(s, name) for s in sequences], {0: most})) for name in "qkv"]
     used = {"seqused_q": lengths, "seqused_kv": lengths}
     dout = torch.nan_to_num(padded(douts, {0: most}))
-    found = gradients(zeros, lambda q, k, v: (attention(q, k, v, **used, **options), dout))
+    found, others = gradients(zeros, lambda q, k, v, **own: (attention(q, k, v, **used, **given(own, most)), dout), shared)
     yield "gradients in a batch", [tensor[which, : len(one)] for tensor in found]
+    if shared:
+        yield "sums over sequences", sums
+        yield "sums over sequences", others
 
 
 def same(found, want):
@@ -221,12 +238,18 @@ def compare(number, name, device, count=None):
         found = in_batch(sequences, options, queries, rng, pages)[which]
         check(way, found, len(one) - queries[which])
     check("packed", packed(sequences, options)[which], 0)
-    if not {"bias", "mask"} & one.named and one.dim == one.dim_v:
+    if "mask" not in one.named:
         douts = [torch.randn(len(s), s.heads, s.dim_v, generator=generator).to(device, s.dtype) for s in sequences]
-        ways = gradient_ways(sequences, which, options, douts, rng)
-        _, first = next(ways)
-        for way, found in ways:
-            count[way, same(found, first)] += 1
+        wide = -(-max(lengths) // 8) * 8
+        bias = (
+            None if one.bias is None else torch.randn(1, one.heads, wide, wide, generator=generator).to(device, one.dtype)
+        )
+        first = {}
+        for way, found in gradient_ways(sequences, which, options, douts, bias):
+            kind = way == "sums over sequences"
+            if kind in first:
+                count[way, same(found, first[kind])] += 1
+            first.setdefault(kind, found)
     return count
 
 

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 
+import invariant_caches
 import invariant_mixes
 import pytest
 import torch
@@ -134,6 +135,25 @@ def test_random_mixes(number, device):
     names = list(invariant_mixes.CONFIGURATIONS)
     found = invariant_mixes.compare(number, names[number * 3 % len(names)], device)
     assert {way for way, _ in found} >= {"packed", "batch"} and all(ok for _, ok in found), found
+
+
+@pytest.mark.parametrize("name", invariant_caches.CONFIGURATIONS)
+def test_caches_of_eight_bits_and_latent_keys(name, device):
+    """A row alone, in chunks, in batches, in pages and packed."""
+    found = invariant_caches.compare(5, name, device)
+    assert {way for way, _ in found} >= {"packed over pages", "batch"} and all(ok for _, ok in found), found
+
+
+def test_queries_of_eight_bits(device):
+    """They are computed as if alone, too: in a batch, as the last rows, beside other heads."""
+    q, k, v = torch.randn(3, 3, 300, 4, 64).to(device, torch.float8_e4m3fn)
+    options = {"causal": True, "invariant": True, "q_descale": 0.5, "return_lse": True}
+    want, want_lse = attention(q, k, v, **options)
+    for b, first in ((0, 0), (1, 250), (2, 299)):
+        out, lse = attention(q[b : b + 1, first:], k[b : b + 1], v[b : b + 1], **options)
+        assert torch.equal(out[0], want[b, first:]) and torch.equal(lse[0], want_lse[b, :, first:])
+    out, lse = attention(q[:1, :, 2:3], k[:1, :, 2:3], v[:1, :, 2:3], **options)
+    assert torch.equal(out[0], want[0, :, 2:3]) and torch.equal(lse[0], want_lse[0, 2:3])
 
 
 def test_the_number_of_threads_moves_no_bit():

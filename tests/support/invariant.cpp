@@ -34,13 +34,20 @@ class ElementArray {
   void set(std::int64_t index, float value) {
     const std::uint32_t word = dtype_ == Dtype::float32    ? std::bit_cast<std::uint32_t>(value)
                                : dtype_ == Dtype::bfloat16 ? to_bfloat16(value)
-                                                           : to_float16(value);
+                               : dtype_ == Dtype::float16  ? to_float16(value)
+                                                           : code_of(value);
     const std::size_t size = size_of(dtype_);
     std::memcpy(bytes_.data() + static_cast<std::size_t>(index) * size, &word, size);
   }
   const std::vector<char>& bytes() const { return bytes_; }
 
  private:
+  /// A finite code of 8 bits that follows from the value: which one does not matter.
+  std::uint32_t code_of(float value) const {
+    const auto number = static_cast<std::uint32_t>(static_cast<std::int32_t>(value * 4096.0f));
+    return dtype_ == Dtype::int8 ? number & 0xff : (number & 0x80) | (number & 0xff) % 0x48;
+  }
+
   Dtype dtype_;
   std::vector<char> bytes_;
 };
@@ -118,8 +125,14 @@ RowBits rows_of(const Problem& options, const Asked& asked, Device device) {
   const AskedLayout layout(options, asked);
   const Problem& p = layout.problem;
   const auto memory = memory_of(device);
+  const Dtype kv_dtype = p.kv_dtype.value_or(p.dtype);
+  const std::int64_t key_columns = p.head_dim - (p.latent ? p.head_dim_v : 0);
   ElementArray q(p.dtype, layout.query_rows() * p.heads_q * p.head_dim),
-      k(p.dtype, layout.key_rows() * p.heads_kv * p.head_dim), v(p.dtype, layout.key_rows() * p.heads_kv * p.head_dim_v);
+      k(kv_dtype, layout.key_rows() * p.heads_kv * key_columns), v(kv_dtype, layout.key_rows() * p.heads_kv * p.head_dim_v);
+  std::vector<float> k_scale, v_scale;
+  if (p.kv_scales == ScaleKind::token) k_scale.resize(static_cast<std::size_t>(layout.key_rows() * p.heads_kv), 9.0f);
+  if (p.kv_scales == ScaleKind::head) k_scale.resize(static_cast<std::size_t>(p.batch * p.heads_kv), 9.0f);
+  v_scale = k_scale;
   for (std::size_t b = 0; b < asked.parts.size(); ++b) {
     const Asked::Part& part = asked.parts[b];
     for (std::int64_t i = 0; i < part.queries; ++i) {
@@ -132,7 +145,14 @@ RowBits rows_of(const Problem& options, const Asked& asked, Device device) {
     for (std::int64_t j = 0; j < part.keys; ++j) {
       for (std::int64_t head = 0; head < p.heads_kv; ++head) {
         const std::int64_t row = layout.key_row(b, j) * p.heads_kv + head;
-        for (std::int64_t c = 0; c < p.head_dim; ++c) k.set(row * p.head_dim + c, element_at(1, part.sequence, head, j, c));
+        for (std::int64_t c = 0; c < key_columns; ++c)
+          k.set(row * key_columns + c, element_at(1, part.sequence, head, j, c));
+        if (!k_scale.empty()) {
+          const bool of_token = p.kv_scales == ScaleKind::token;
+          const auto place = static_cast<std::size_t>(of_token ? row : static_cast<std::int64_t>(b) * p.heads_kv + head);
+          k_scale[place] = 0.02f + 0.004f * element_at(3, part.sequence, head, of_token ? j : 0, 0);
+          v_scale[place] = 0.02f + 0.004f * element_at(4, part.sequence, head, of_token ? j : 0, 0);
+        }
         for (std::int64_t c = 0; c < p.head_dim_v; ++c)
           v.set(row * p.head_dim_v + c, element_at(2, part.sequence, head, j, c));
       }
@@ -146,6 +166,7 @@ RowBits rows_of(const Problem& options, const Asked& asked, Device device) {
   Buffers buffers{.q = place_in(*memory, q.bytes()), .k = place_in(*memory, k.bytes()), .v = place_in(*memory, v.bytes())};
   buffers.out = place_in(*memory, out), buffers.lse = place_in(*memory, lse);
   if (p.sink) buffers.sink = place_in(*memory, sink);
+  if (!k_scale.empty()) buffers.k_scale = place_in(*memory, k_scale), buffers.v_scale = place_in(*memory, v_scale);
   if (p.packed) buffers.cu_seqlens_q = place_in(*memory, layout.starts_q);
   if (p.packed && p.page_size == 0) buffers.cu_seqlens_kv = place_in(*memory, layout.starts_kv);
   if (p.seqused_q) buffers.seqused_q = place_in(*memory, layout.used_q);
@@ -225,8 +246,9 @@ void expect_invariant(const Problem& options, std::int64_t keys, Device device) 
   std::map<std::string, std::pair<std::string, std::vector<std::uint32_t>>> known;
   int compared = 0;
   for (Asked asked : ways_to_ask(keys)) {
-    // forward/portable takes all of float32, cpu/prefill all of a CPU.
-    if (options.dtype == Dtype::float32 || device.kind == DeviceKind::cpu) asked.kernel.clear();
+    // forward/portable takes all of float32, cpu/prefill all of a CPU, decode/ all of caches of 8 bits and latent keys.
+    const bool wide_keys = !options.latent && options.kv_dtype.value_or(options.dtype) == options.dtype;
+    if (options.dtype == Dtype::float32 || device.kind == DeviceKind::cpu || !wide_keys) asked.kernel.clear();
     for (const auto& [row, bits] : rows_of(options, asked, device)) {
       const auto [place, added] = known.try_emplace(row, asked.name, bits);
       if (added) continue;

@@ -170,7 +170,8 @@ BiasTile bias_tile(const Problem& p, const abi::Features& f, const DeviceInfo& d
   const BiasTile large{.block = 128, .num_warps = 8, .blocks_per_sm = 1};
   if (f.softcap || f.alibi || f.dropout || f.mask || f.has_tile_map() || f.score_program)
     return {.block = 64, .num_warps = 4, .blocks_per_sm = 2};
-  if (large.shared_bytes() > device.shared_bytes || large.count(p) < device.num_sms)
+  const bool few = large.count(p) < device.num_sms && !p.invariant;  // whose sums are those of one size
+  if (large.shared_bytes() > device.shared_bytes || few)
     return {.block = 64, .num_warps = 4, .blocks_per_sm = 3};
   return large;
 }

@@ -24,10 +24,13 @@ std::uint16_t gradient_element(int kind, int sequence, std::int64_t position, st
   return to_bfloat16(2.5f * (static_cast<float>(x >> 40) / 16777216.0f - 0.5f));
 }
 
+constexpr std::int64_t bias_columns = 304;  // the longest sequence, in whole rows
+
 struct GradientCall {
   std::vector<int> lengths;  // of the sequences, in their order; a sequence is known by its length
   bool packed = false;
   int num_sms = 4;
+  const char* kernel = "backward/sm90";
 };
 
 /// dq, dk and dv of the sequence that is `length` long.
@@ -68,12 +71,27 @@ std::map<std::string, Bits> gradients_of(const Problem& options, const GradientC
   buffers.out = memory->allocate(q_bytes), buffers.dq = memory->allocate(q_bytes);
   buffers.dk = memory->allocate(kv_bytes), buffers.dv = memory->allocate(kv_bytes);
   buffers.lse = static_cast<float*>(memory->allocate(static_cast<std::size_t>(rows * p.heads_q) * 4));
-  if (p.packed)
-    buffers.cu_seqlens_q = buffers.cu_seqlens_kv = static_cast<const std::int32_t*>(place(starts));
+  if (p.packed) buffers.cu_seqlens_q = buffers.cu_seqlens_kv = static_cast<const std::int32_t*>(place(starts));
   if (p.seqused_q) buffers.seqused_q = buffers.seqused_kv = static_cast<const std::int32_t*>(place(used));
+  const auto floats = [&](std::int64_t count) {
+    return static_cast<float*>(memory->allocate(static_cast<std::size_t>(count) * 4));
+  };
+  if (p.sink) {
+    const std::vector<float> sink(static_cast<std::size_t>(p.heads_q), 0.3f);
+    buffers.sink = static_cast<const float*>(place(sink)), buffers.dsink = floats(p.heads_q);
+  }
+  const std::int64_t num_biases = p.seq_q * bias_columns;
+  if (p.bias.present) {  // one for all sequences and heads
+    p.bias.q_stride = bias_columns;
+    Bits bias(static_cast<std::size_t>(num_biases));
+    for (std::size_t i = 0; i < bias.size(); ++i) bias[i] = gradient_element(5, 0, static_cast<std::int64_t>(i), 0);
+    buffers.bias = place(bias), buffers.dbias = memory->allocate(bias.size() * 2);
+  }
   emulator::set_num_sms(call.num_sms);
   for (const Pass pass : {Pass::forward, Pass::backward}) {
-    Options run{.device = {.kind = DeviceKind::emulator, .emulated_arch = 90}};
+    Options run{
+        .device = {.kind = DeviceKind::emulator, .emulated_arch = call.kernel == std::string("backward/sm90") ? 90 : 80}};
+    if (pass == Pass::backward) run.kernel = call.kernel;
     run.workspace_bytes = workspace_bytes(p, pass, run);
     if (run.workspace_bytes > 0) run.workspace = memory->allocate(run.workspace_bytes);
     pass == Pass::forward ? forward(p, buffers, run) : backward(p, buffers, run);
@@ -90,21 +108,39 @@ std::map<std::string, Bits> gradients_of(const Problem& options, const GradientC
       found[name] = Bits(first, first + length * columns);
     }
   }
+  if (p.sink)
+    memory->read((found["dsink"] = Bits(static_cast<std::size_t>(2 * p.heads_q))).data(), buffers.dsink,
+                 static_cast<std::size_t>(4 * p.heads_q));
+  if (p.bias.present) {
+    Bits& bits = found["dbias"] = Bits(static_cast<std::size_t>(num_biases));
+    memory->read(bits.data(), buffers.dbias, bits.size() * 2);
+    for (std::size_t i = 0; i < bits.size(); ++i)
+      bits[i] = static_cast<std::int64_t>(i) % bias_columns < p.seq_kv ? bits[i] : 0;
+  }
   for (auto& [name, bits] : found) {
+    if (name == "dsink") continue;
     for (std::uint16_t& x : bits) x = x == 0x8000 ? 0 : x;  // -0 may stand for 0
   }
   return found;
 }
 
-void expect_same_gradients(const Problem& options) {
+void expect_same_gradients(const Problem& options, const char* kernel = "backward/sm90") {
   constexpr int length = 211;
-  const auto want = gradients_of(options, {.lengths = {length}}, length);
-  for (const GradientCall& call : {GradientCall{.lengths = {70, length, 9}, .packed = true, .num_sms = 3},
-                                   GradientCall{.lengths = {length, 260}, .packed = true, .num_sms = 16},
-                                   GradientCall{.lengths = {300, length}, .num_sms = 2}}) {
+  const auto want = gradients_of(options, {.lengths = {length}, .kernel = kernel}, length);
+  for (const GradientCall& call : {GradientCall{.lengths = {70, length, 9}, .packed = true, .num_sms = 3, .kernel = kernel},
+                                   GradientCall{.lengths = {length, 260}, .packed = true, .num_sms = 16, .kernel = kernel},
+                                   GradientCall{.lengths = {300, length}, .num_sms = 2, .kernel = kernel}}) {
     for (const auto& [name, bits] : gradients_of(options, call, length))
       EXPECT_EQ(bits, want.at(name)) << name << " beside a sequence of " << call.lengths[0] << ": " << to_string(options);
   }
+}
+
+/// Sums over the sequences, in their order: dsink and dbias of one list of sequences, packed and padded.
+void expect_same_sums(const Problem& options, const char* kernel) {
+  const auto want = gradients_of(options, {.lengths = {70, 131, 9}, .packed = true, .num_sms = 3, .kernel = kernel}, 131);
+  for (const auto& [name, bits] : gradients_of(options, {.lengths = {70, 131, 9}, .num_sms = 40, .kernel = kernel}, 131))
+    EXPECT_EQ(bits, want.at(name)) << name << " packed and padded by " << kernel;
+  EXPECT_EQ(want.size(), 5u);
 }
 
 Problem gradient_problem() {
@@ -117,6 +153,23 @@ TEST(InvariantGradients, Causal) {
   Problem p = gradient_problem();
   p.causal = true;
   expect_same_gradients(p);
+}
+
+/// The kernels that stand in for backward/sm90.
+TEST(InvariantGradients, OtherKernels) {
+  Problem p = gradient_problem();
+  p.causal = true;
+  expect_same_gradients(p, "backward/sm80");
+  p.head_dim = p.head_dim_v = 24;
+  expect_same_gradients(p, "backward/portable");
+}
+
+TEST(InvariantGradients, SumsOverSequences) {
+  Problem p = gradient_problem();
+  p.causal = p.sink = true, p.bias = {.present = true, .dtype = Dtype::bfloat16};
+  for (const char* kernel : {"backward/sm90", "backward/sm80"}) expect_same_sums(p, kernel);
+  p.head_dim = p.head_dim_v = 24;
+  expect_same_sums(p, "backward/portable");
 }
 
 TEST(InvariantGradients, FullAndWide) {

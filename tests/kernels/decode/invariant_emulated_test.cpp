@@ -35,6 +35,24 @@ TEST(Invariant, EmulatedLargeScores) {
   expect_invariant(p, 137, emulator_device);
 }
 
+/// Keys of 8 bits: the order is that of 16 bits, and codes are worth the same wherever they are.
+TEST(Invariant, EmulatedNarrowKeys) {
+  Problem p = invariant_problem(Dtype::bfloat16);
+  p.kv_dtype = Dtype::float8_e4m3, p.kv_scales = ScaleKind::head;
+  expect_invariant(p, 2130, emulator_device);
+  p.kv_dtype = Dtype::int8, p.kv_scales = ScaleKind::token, p.window_left = 130;
+  expect_invariant(p, 210, emulator_device);
+}
+
+/// Latent keys, in 16 and in 8 bits: forward/portable.
+TEST(Invariant, EmulatedLatentKeys) {
+  Problem p = invariant_problem(Dtype::bfloat16);
+  p.heads_kv = 1, p.latent = true, p.head_dim = 96, p.head_dim_v = 64, p.window_left = 1100;
+  expect_invariant(p, 1130, emulator_device);
+  p.kv_dtype = Dtype::float8_e4m3, p.window_left = -1;
+  expect_invariant(p, 140, emulator_device);
+}
+
 /// The net under the faster kernels.
 TEST(Invariant, EmulatedPortable) {
   Problem p = invariant_problem(Dtype::float32);
