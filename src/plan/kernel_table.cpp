@@ -116,10 +116,10 @@ class Answers {
     return ask(entry);
   }
 
-  /// Whether a kernel for many queries, further down the table, takes the request.
-  bool some_prefill_takes_it(const Rows& rows) {
+  /// Whether a kernel for many queries, other than the one that was asked, takes the request.
+  bool some_prefill_takes_it(const Rows& rows, const KernelEntry& asked) {
     for (const KernelEntry* entry : rows) {
-      if (!entry->prefill) continue;
+      if (!entry->prefill || entry == &asked) continue;
       const auto found = std::ranges::find(known_, entry, &std::pair<const KernelEntry*, Answer>::first);
       const Answer& answer = found != known_.end() ? found->second : known_.emplace_back(entry, ask(*entry)).second;
       if (std::holds_alternative<Offer>(answer)) return true;
@@ -246,7 +246,7 @@ Plan choose_kernel(const Problem& problem, Pass pass, const DeviceInfo& device, 
     std::string& reason = candidate.reason;
     if (offer == nullptr) {
       reason = std::move(std::get<Refusal>(answer).reason);
-    } else if (kernel.empty() && !offer->prefers_prefill.empty() && answers.some_prefill_takes_it(rows)) {
+    } else if (kernel.empty() && !offer->prefers_prefill.empty() && answers.some_prefill_takes_it(rows, entry)) {
       reason = std::move(offer->prefers_prefill);
     } else if (tile && !entry.takes.tile) {
       reason = "its tile cannot be set";

@@ -34,7 +34,7 @@ struct Refusal {
 /// How a kernel takes it.
 struct Offer {
   Plan plan;
-  std::string prefers_prefill{};  // not empty: why a kernel for many queries is better, if one takes the request
+  std::string prefers_prefill{};  // not empty: why another kernel for many queries is better, if one takes the request
 };
 
 using Answer = std::variant<Offer, Refusal>;

@@ -55,6 +55,28 @@ TEST(Sm90Small, ShortSequencesHaveSmallTiles) {
   expect_tile(planned(64, 128, 32, 128, false), 128, 64, 2);
 }
 
+TEST(Sm90Small, FewShortRowsAreForSm80) {
+  const auto chosen = [](const Problem& p) {
+    const Plan plan = make_plan(p, Pass::forward, typical_gpu(90));
+    return plan.kernel + " " + std::to_string(plan.block_q) + " x " + std::to_string(plan.block_kv);
+  };
+  Problem p{.batch = 16, .seq_q = 77, .seq_kv = 77, .heads_q = 16, .heads_kv = 16, .head_dim = 64, .dtype = Dtype::bfloat16};
+  EXPECT_EQ(chosen(p), "forward/sm80 32 x 64");
+  p.causal = true;
+  EXPECT_EQ(chosen(p), "forward/sm80 32 x 64");
+  const auto differs = [&](auto change) {
+    Problem other = p;
+    change(other);
+    return chosen(other).starts_with("forward/sm90");
+  };
+  EXPECT_TRUE(differs([](Problem& o) { o.batch = 64; }));
+  EXPECT_TRUE(differs([](Problem& o) { o.head_dim = 128; }));
+  EXPECT_TRUE(differs([](Problem& o) { o.seq_kv = 129; }));
+  EXPECT_TRUE(differs([](Problem& o) { o.softcap = 3; }));
+  EXPECT_TRUE(differs([](Problem& o) { o.key_lengths = true; }));
+  EXPECT_TRUE(differs([](Problem& o) { o.invariant = true; }));
+}
+
 TEST(Sm90Small, PairsAreForTilesThatWait) {
   EXPECT_FALSE(planned(1, 1024, 16, 128, true).config.pair_tiles);  // 128 tiles
   EXPECT_TRUE(planned(1, 2048, 8, 64, true).config.pair_tiles);     // 256 tiles: neighbours are on one SM, and as long

@@ -4,6 +4,7 @@
 
 #include "abi/forward_sm80.h"
 #include "plan/families/mma.h"
+#include "plan/families/sm90.h"
 #include "plan/families/portable.h"
 #include "plan/kernel_config.h"
 #include "plan/kernel_table.h"
@@ -50,6 +51,7 @@ MmaForwardTile forward_tile(const Request& r) {
   }
   const MmaForwardTile small{64, 64, 4}, large{128, 64, has_wide_warps(r) ? 4 : 8}, narrow{128, 32, large.num_warps};
   const auto fits = [&](const MmaForwardTile& tile) { return tile.shared_bytes(problem) <= device.shared_bytes; };
+  if (is_short_for_sm90(r)) return {32, 64, 2};
   if (problem.seq_q <= 64) return small;
   const bool masked = r.features.has_mask_data();  // known for blocks of 64 keys
   if (!has_little_shared_memory(device) || masked) return fits(large) ? large : small;

@@ -21,6 +21,10 @@ bool has_no_key_rows(const Problem& problem);
 /// Why no Hopper kernel can take the problem; empty where one might.
 std::string reject_sm90(const Problem& problem, const DeviceInfo& device);
 
+/// Whether forward/sm80 in tiles of 32 x 64 is faster than forward/sm90: few short rows, which are over before warps with
+/// roles and tensor maps have begun.
+bool is_short_for_sm90(const Request& request);
+
 /// Keys of a box of TMA out of pages: as many as divide the page and the block of keys.
 int rows_of_page_box(const Problem& problem, int block_kv);
 

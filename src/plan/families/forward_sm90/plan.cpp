@@ -368,10 +368,24 @@ Answer plan_forward(const Request& r) {
     if (r.num_stages > 0) tile.num_stages = r.num_stages;
     if (r.num_splits > 0) tile.num_splits = r.num_splits;
   }
-  return Offer{lay_out_forward(r, tile, order)};
+  Offer offer{lay_out_forward(r, tile, order)};
+  if (is_short_for_sm90(r)) offer.prefers_prefill = "few short rows are over sooner in forward/sm80's tiles of 32 queries";
+  return offer;
 }
 
 }  // namespace
+
+// H200, bfloat16, 64 columns, us, forward/sm80 in 32 x 64, forward/sm90, cuDNN: 16 x 16 heads x 64 tokens 9.5, 12.0, 12.2; x 77
+// 11.3, 13.3, 13.2, causal 11.5, 12.7, 13.2; x 96 11.7, 13.2, 13.4; x 128 16.5, 13.4, 13.7; 1 x 16 x 77 8.5, 9.4, 8.9; 4 x 16 x 77
+// 9.2, 9.9, 9.4; 8 x 12 x 128 10.3, 10.6, 10.1; 4 x 32 x 128 10.7, 11.0, 10.7; 64 x 16 x 77 30.5, 24.8, 25.2. 128 columns lose.
+bool is_short_for_sm90(const Request& r) {
+  const Problem& p = r.problem;
+  const abi::Features& f = r.features;
+  if (r.device.arch != 90 || r.tile || r.num_stages > 0 || r.num_splits > 0 || p.invariant) return false;
+  if (std::max({p.seq_q, p.seq_kv}) > 128 || std::max(p.head_dim, p.head_dim_v) > 64) return false;
+  if (f.touches_scores() || f.window_left || f.has_lengths() || f.has_statistics() || f.sink || p.page_size != 0) return false;
+  return p.batch * p.heads_q * ((p.seq_q + 31) / 32) <= 6 * r.device.num_sms;
+}
 
 std::span<const KernelEntry> sm90_kernels() {
   static const std::array<KernelEntry, 2> rows{
