@@ -144,9 +144,10 @@ struct Consumer {
 
   /// Eight columns of a row of Q; zeros if the row or the columns do not exist.
   __device__ __forceinline__ Chunk chunk_of(const Item<config>& item, const tile::Sequence& sequence, int index) const {
-    const int row = index / chunks, chunk = index % chunks, packed = item.row_tile * config.block_q + row;
+    const int row = index / chunks, chunk = index % chunks, packed = item.first_row() + row;
     const int query = packed / config.group, head_idx = item.kv_head_idx * config.group + packed % config.group;
     if (row >= config.block_q || query >= sequence.rows_q || chunk * 8 >= config.head_dim) return {};
+    if (features.key_list && packed >= item.end_row(sequence.rows_q * config.group)) return {};  // another query's
     const auto* from = tile::query_rows<const Element, features>(args.Q, sequence, head_idx).row(query) + chunk * 8;
     return ptx::load_readonly(reinterpret_cast<const Chunk*>(from));
   }
@@ -184,7 +185,7 @@ struct Consumer {
       const Tokens tokens = Item<config>::tokens_of(sequence, item.row_tile);
       const tile::Score<features> score(args, sequence, item.kv_head_idx * config.group);
       storage.sequence = sequence;
-      storage.full = score.keys_of_all(tokens.begin, tokens.end);
+      storage.full = features.key_list ? tile::KeyRange{0, 0} : score.keys_of_all(tokens.begin, tokens.end);
     }
     if constexpr (fetches_early) {
 #pragma unroll
@@ -226,6 +227,8 @@ struct Consumer {
     return features.token_scales ? ptx::shared_address(&storage.scales[stage]) : 0;
   }
 
+  __device__ __forceinline__ unsigned* listed(int stage) const { return storage.listed[features.key_list ? stage : 0]; }
+
   /// Begins an item, or another split of the same item.
   __device__ __forceinline__ void start(const Item<config>& item) {
     if (config.split_tiles == 0 || !same_item) {
@@ -262,6 +265,19 @@ struct Consumer {
   template <bool some_hidden>
   __device__ __forceinline__ void score_tile(Scores& S, int kv_begin) const {
     score_rows<some_hidden>(S[0], args, storage.item, storage.sequence, warp_row + place.row, kv_begin + place.column);
+  }
+
+  /// The same with lists of keys: what the query does not see has no bit, for all its rows, and no score depends on the
+  /// key's position.
+  __device__ __forceinline__ void score_listed(Scores& S, int stage) const {
+    const tile::Score<features> score(args, storage.sequence, storage.item.kv_head_idx * config.group);
+#pragma unroll
+    for (int n = 0; n < warp_keys / 8; ++n) {
+      const int first = warp_key + 8 * n;
+      const unsigned bits = storage.listed[stage][first / 32] >> first % 32 >> place.column;
+#pragma unroll
+      for (int e = 0; e < 4; ++e) S[0][n][e] = bits >> e % 2 & 1 ? score.in_units(S[0][n][e], 0, 0) : -tile::infinity;
+    }
   }
 
   /// O = O * rescale + P V for the warp's keys. are_first: O is still zero, so there is nothing to rescale.
@@ -359,7 +375,9 @@ struct Consumer {
     multiply_keys(S, K_smem(stage));
     gate.K_read();
     if constexpr (features.token_scales) scale_columns<1>(S, storage.scales[stage]);
-    if (kv_begin < full.begin || kv_begin + warp_keys > full.end) {
+    if constexpr (features.key_list) {
+      score_listed(S, stage);
+    } else if (kv_begin < full.begin || kv_begin + warp_keys > full.end) {
       ptx::path<"decode/sm80 edge tile">();
       score_tile<true>(S, kv_begin);
     } else if constexpr (!tile::Score<features>::linear) {

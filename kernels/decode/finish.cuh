@@ -155,7 +155,7 @@ struct Finish {
         float lse;
         const Row place = out.row_of(tile::min(row, rows - 1));
         const float factor = out.finish_row(place, total.max, total.sum, lse);
-        if (leads) out.write_lse(place, lse);
+        if (leads) out.write_lse(place, lse), out.write_row_max(place, total.max);
         const bool finite = !has_column || out.write_four(place, column, sum, factor);
         if constexpr (repairs_rows) {
 #pragma unroll 1

@@ -101,7 +101,7 @@ struct Item {
   __device__ __forceinline__ int find_tiles(const AttentionArgs& args, const tile::Sequence& sequence) {
     const Tokens tokens = tokens_of(sequence, row_tile);
     if constexpr (features.key_list) {
-      seen = {0, args.list_entries};
+      seen = {0, features.key_set ? args.list_entries * args.list_block_kv : args.list_entries};
     } else {
       seen = tile::Score<features>(args, sequence, 0).keys_of_any(tokens.begin, tokens.end);
     }

@@ -49,6 +49,7 @@ struct ConsumerShape {
       ptx::Mbarrier K_full[stages], K_empty[stages], V_full[stages], V_empty[stages];
     } barriers;  // only decode/sm90.cuh uses them
     alignas(16) float scales[features.token_scales ? stages : 1][features.token_scales ? 2 * block_kv : 4];
+    unsigned listed[features.key_list ? stages : 1][4];  // a bit for each entry of a tile that is a key
   };
   static_assert(sizeof(SharedStorage) <= layout.shared_bytes);
   static_assert(!ClusterMerge<config>::in_cluster ||

@@ -6,6 +6,7 @@
 #include "ptx/async.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/warp.cuh"
+#include "tile/key_list.cuh"
 #include "tile/narrow.cuh"
 #include "tile/scales.cuh"
 #include "tile/tail.cuh"
@@ -34,7 +35,9 @@ namespace flash_attention::decode {
 // sees are written as zeros and not read from memory, so NaN in them, or another sequence's page, cannot reach a product.
 //
 // With pages, each lane looks up the page of one row of the next tile while the current tile is in flight. So the latency
-// of the table is paid only once, at the start.
+// of the table is paid only once, at the start. With lists of keys it looks up the key in the same way, and whether the
+// query sees it: a tile is block_kv entries of the query's list, and the rows of an item are those of one query. Entries
+// that are no key are zeros, and a bit in shared memory for each of the stage's keys tells the consumers.
 
 template <ForwardConfig config>
 struct Loader {
@@ -55,6 +58,7 @@ struct Loader {
   int first_row = static_cast<int>(threadIdx.x) / 32 % sharers * own_rows;  // of this warp, in a tile
   int page = 0;                                                             // of this lane's row of the next tile
   int page_row = 0;
+  int key = -1;                    // with lists: the key of that row, -1 if it is none
   float k_scale = 0, v_scale = 0;  // of the same row, if rows have scales
 
   __device__ __forceinline__ Loader(const AttentionArgs& arguments, const Run<config>& run, Cursor<config>& place)
@@ -66,11 +70,12 @@ struct Loader {
 
   /// Starts the copies of the next tile, if there is one. Always commits a group, even an empty one: the consumers count
   /// groups to know which tile has landed.
-  __device__ __forceinline__ void load(unsigned K_smem, unsigned V_smem, unsigned scale_smem) {
+  __device__ __forceinline__ void load(unsigned K_smem, unsigned V_smem, unsigned scale_smem, unsigned* listed) {
     if (left > 0) {
       Cursor<config> now = cursor;
       if (takes(now.tile)) {
         store_scales(scale_smem);
+        store_listed(listed);
         if constexpr (features.latent) {
           constexpr int values = config.head_dim_v / chunk_elements;
           copy<KTile, config.head_dim_v, 0, values>(now, args.V, K_smem);
@@ -108,17 +113,50 @@ struct Loader {
     }
   }
 
+  /// Which rows of this warp are keys: a bit for each, in the bytes of the stage's bits that are this warp's alone.
+  __device__ __forceinline__ void store_listed(unsigned* listed) const {
+    if constexpr (features.key_list) {
+      const unsigned bits = ptx::ballot(key >= 0);
+      if (lane < own_rows / 8)
+        reinterpret_cast<unsigned char*>(listed)[first_row / 8 + lane] = static_cast<unsigned char>(bits >> 8 * lane);
+    }
+  }
+
+  /// The key that a list names, if the query sees it, and its page.
+  __device__ __forceinline__ void look_up_list(const Cursor<config>& next) {
+    key = -1;
+    if (left <= 0 || lane >= own_rows || !takes(next.tile)) return;
+    const tile::Sequence sequence = tile::make_sequence<features>(args, next.item.batch_idx);
+    const int query = next.item.row_tile / Item<config>::query_tiles;
+    const tile::KeyListView list(args, sequence, features.packed, query, args.list_heads > 1 ? next.item.kv_head_idx : 0);
+    const int place = next.tile * config.block_kv + first_row + lane, size = features.key_set ? args.list_block_kv : 1;
+    if (place / size >= list.count) return;
+    const tile::KeyRange seen = tile::Score<features>(args, sequence, 0).keys_of(query);
+    const int entry = list.template entry<features.key_set>(place / size, tile::ceil_div(seen.end, size));
+    if (entry < 0) return;
+    const int named = entry * size + place % size;
+    if (named < seen.begin || named >= seen.end) return;
+    key = named;
+    look_up_page(next, key);
+  }
+
+  /// The page of key j.
+  __device__ __forceinline__ void look_up_page(const Cursor<config>& next, int j) {
+    if constexpr (features.paged) {
+      const int entry = args.page_table[next.item.batch_idx * args.page_table_stride + j / args.page_size];
+      page = tile::max(0, tile::min(entry, args.num_pages - 1));  // as tile::PagedRows
+      page_row = j % args.page_size;
+    }
+  }
+
   __device__ __forceinline__ void look_up(const Cursor<config>& next) {
+    if constexpr (features.key_list) return look_up_list(next);
     if constexpr (features.paged || features.token_scales) {
       const int j = next.tile * config.block_kv + first_row + lane;
       if (left <= 0 || lane >= own_rows || !takes(next.tile)) return;
       k_scale = v_scale = 0;  // for keys that no query sees
       if (j < next.item.seen.begin || j >= next.item.seen.end) return;
-      if constexpr (features.paged) {
-        const int entry = args.page_table[next.item.batch_idx * args.page_table_stride + j / args.page_size];
-        page = tile::max(0, tile::min(entry, args.num_pages - 1));  // as tile::PagedRows
-        page_row = j % args.page_size;
-      }
+      look_up_page(next, j);
       if constexpr (features.token_scales) {
         const long long start = features.packed && !features.paged ? args.cu_seqlens_kv[next.item.batch_idx] : 0;
         const long long from = features.paged ? page : features.packed ? 0 : next.item.batch_idx;
@@ -138,14 +176,19 @@ struct Loader {
     const auto* base = static_cast<const Key*>(view.data) + now.item.kv_head_idx * view.head_stride;
     if constexpr (!features.paged) {
       const long long start = features.packed ? args.cu_seqlens_kv[now.item.batch_idx] : 0;
-      base += now.item.batch_idx * view.batch_stride + (start + kv_begin) * view.seq_stride;
+      base += now.item.batch_idx * view.batch_stride + (start + (features.key_list ? 0 : kv_begin)) * view.seq_stride;
     }
 // A larger factor needs more registers for addresses than a warp with many scores or columns has left.
 #pragma unroll(config.head_dim_v > 128 || config.block_q > 16 ? 2 : 8)
     for (int index = lane; index < tile::round_up(own_rows * chunks, 32); index += 32) {  // the lanes stay together
       const int row = index / chunks, chunk = index % chunks, j = kv_begin + row;
-      const bool exists = j >= now.item.seen.begin && j < now.item.seen.end && chunk * chunk_elements < columns;
+      bool exists = j >= now.item.seen.begin && j < now.item.seen.end && chunk * chunk_elements < columns;
       long long offset = row * view.seq_stride;
+      if constexpr (features.key_list) {
+        const int named = ptx::shuffle(key, row);
+        exists = named >= 0 && chunk * chunk_elements < columns;
+        offset = tile::max(named, 0) * view.seq_stride;
+      }
       if constexpr (features.paged) {
         offset = ptx::shuffle(page, row) * view.batch_stride + ptx::shuffle(page_row, row) * view.seq_stride;
       }
@@ -206,7 +249,8 @@ struct DecodeSm80 {
     int stage = 0, free_stage = 0;
 #pragma unroll 1
     for (int position = run.begin - (stages - 1); position < run.end; ++position) {
-      loader.load(consumer.K_smem(free_stage), consumer.V_smem(free_stage), consumer.scale_smem(free_stage));
+      loader.load(consumer.K_smem(free_stage), consumer.V_smem(free_stage), consumer.scale_smem(free_stage),
+                  consumer.listed(free_stage));
       free_stage = after(free_stage);
       if (position < run.begin) continue;  // the first tiles are in flight
       consumer.take(position, stage, Gate{});

@@ -101,10 +101,32 @@ PLANTS = (
     Plant(
         "keys before a window are loaded",
         LOAD,
-        "const bool exists = j >= now.item.seen.begin && j < now.item.seen.end && chunk * chunk_elements < columns;",
-        "const bool exists = j < now.item.seen.end && chunk * chunk_elements < columns;",
+        "bool exists = j >= now.item.seen.begin && j < now.item.seen.end && chunk * chunk_elements < columns;",
+        "bool exists = j < now.item.seen.end && chunk * chunk_elements < columns;",
         "kernels_emulated_test */DecodeSm80.*window* */DecodeSm80Contract.*window*",
         survives="their scores are hidden, and a row that 0 * NaN of their values has reached is repaired: it is slower",
+    ),
+    # Lists of keys
+    Plant(
+        "a listed key is seen wherever the window is",
+        LOAD,
+        "if (named < seen.begin || named >= seen.end) return;",
+        "",
+        "kernels_emulated_test */DecodeListCases.*window* */DecodeListCases.*causal*",
+    ),
+    Plant(
+        "all key heads have the first one's list",
+        LOAD,
+        "args.list_heads > 1 ? next.item.kv_head_idx : 0",
+        "0",
+        "kernels_emulated_test */DecodeListCases.*list_pages* */DecodeListCases.*group*",
+    ),
+    Plant(
+        "entries that are no key have a score",
+        KERNEL,
+        "bits >> e % 2 & 1 ? score.in_units(S[0][n][e], 0, 0) : -tile::infinity",
+        "score.in_units(S[0][n][e], 0, 0)",
+        "kernels_emulated_test */DecodeListCases.*list_bfloat16",
     ),
     Plant(
         "columns past head_dim are loaded",

@@ -72,6 +72,12 @@ TEST_P(DecodeCompile, WithoutSpills) {
       problems.push_back(narrow);
     }
   }
+  Problem listed = in_pages(decoding(128, 16, 4));  // keys of a query by their list
+  listed.key_list = {.kind = KeyListKind::keys, .entries = 2048, .heads = 8, .counts = true};
+  listed.softcap = 30, listed.sink = true;
+  problems.push_back(listed);
+  listed.head_dim = 256, listed.key_list = {.kind = KeyListKind::blocks, .entries = 16, .heads = 8, .block_kv = 128};
+  if (with_long_tail()) problems.push_back(listed);
   for (const Problem& problem : problems) plans.push_back(make_plan(problem, Pass::forward, device, "decode/sm80"));
   if (arch == 90) {
     Problem splits = in_pages(decoding(128, 4, 1)), narrow = in_pages(decoding(128, 4, 1));

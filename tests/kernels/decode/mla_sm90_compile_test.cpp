@@ -46,6 +46,9 @@ TEST(DecodeMlaCompile, OnOlderGpus) {
     values.head_dim = 512;
     std::vector<Plan> plans{make_plan(latent_decoding(128, 1), Pass::forward, device, "decode/sm80")};
     if (with_long_tail()) plans.push_back(make_plan(values, Pass::forward, device, "decode/sm80"));
+    Problem lists = latent_decoding(128, 2);
+    lists.key_list = {.kind = KeyListKind::keys, .entries = 2048};
+    plans.push_back(make_plan(lists, Pass::forward, device, "decode/sm80"));
     expect_plans_compile(plans, arch);
   }
 }

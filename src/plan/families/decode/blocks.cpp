@@ -101,7 +101,7 @@ std::int64_t share_decode_items(const Problem& problem, const DeviceInfo& device
   config.item_blocks = item_blocks_of(problem, device, config, at_once);
   const bool shared = config.item_blocks > 0;
   const std::int64_t most = shared ? items_of(problem, config) * config.item_blocks : even_blocks(problem, config, at_once);
-  config.one_row_tile = !config.features.packed && decode_rows(problem) <= config.block_q;
+  config.one_row_tile = !config.features.packed && items_of(problem, config) == problem.batch * problem.heads_kv;
   config.read_once = config.producer_warp && reads_once(problem, config);
   config.strided_items = !shared && strides_items(problem, config, most);
   const std::int64_t blocks = reserve_decode_parts(problem, config, most, plan);

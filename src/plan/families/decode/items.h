@@ -10,6 +10,12 @@ namespace flash_attention::plan {
 /// Rows of a key head: query heads that share it, and tokens.
 std::int64_t decode_rows(const Problem& problem);
 
+/// Keys of an item: of a sequence, or of a list.
+std::int64_t keys_of_item(const Problem& problem);
+
+/// Rows that may share an item: with lists those of one query.
+std::int64_t rows_of_item(const Problem& problem);
+
 /// Tiles of keys of all items; a bound, since lengths are known on the device only.
 double decode_tiles(const Problem& problem, const abi::ForwardConfig& config);
 

@@ -33,6 +33,13 @@ std::string reject_kind(const Request& r) {
     return "takes no latent keys and no heads wider than 256 where bits are invariant";
   if (problem.latent && *problem.kv_dtype != problem.dtype) return "takes no latent keys of 8 bits";
   if (*problem.scale <= 0) return "needs a positive scale";
+  if (r.features.key_list) {
+    if (r.features.bias || r.features.alibi || r.features.mask) return "with lists takes no bias, slopes or mask";
+    const KeyList& list = problem.key_list;
+    if (list.block_q != 1) return "takes lists of single queries";
+    if (list.heads != 1 && list.heads != problem.heads_kv) return "takes a list for all heads, or one for each key head";
+    if (list.entries > std::numeric_limits<int>::max() / 2 / list.block_kv) return "2^30 keys in a list, or more";
+  }
   const auto multiples = [](const Strides& s, int of) { return s.batch % of == 0 && s.seq % of == 0 && s.head % of == 0; };
   for (const Strides& strides : {problem.q_strides, problem.k_strides, problem.v_strides, problem.out_strides}) {
     if (!multiples(strides, 8)) return "needs strides that are multiples of 8";
@@ -51,6 +58,7 @@ std::string reject_kind(const Request& r) {
 /// 16384 keys: 128 queries 167 us there and 240 here, 64 queries 178 and 142.
 std::string prefers_prefill(const Problem& problem, const DeviceInfo& device) {
   constexpr std::int64_t tile_rows = 128, faster = 5;
+  if (problem.key_list.kind != KeyListKind::none) return "";
   const std::int64_t mean = problem.packed ? problem.total_q / std::max<std::int64_t>(1, problem.batch) : problem.seq_q;
   const std::int64_t row_tiles = ceil_div(std::max<std::int64_t>(mean, 1), tile_rows);
   const std::int64_t at_once = std::min<std::int64_t>(row_tiles * problem.heads_q * problem.batch, device.num_sms);
@@ -127,7 +135,8 @@ Answer plan_decode(const Request& r, bool by_tma) {
   const std::optional<abi::ForwardConfig> config = choose_decode_tile(r, by_tma);
   if (!config && r.tile) return refuse_tile(*r.tile, "its rows are 8 to 64, as many as there are, and its keys 32, 64 or 128");
   if (!config) return Refusal{"needs more shared memory"};
-  if (problem.seq_q > max_queries && problem.page_size == 0 && !problem.invariant && !problem.latent) {
+  if (problem.seq_q > max_queries && problem.page_size == 0 && !problem.invariant && !problem.latent &&
+      !r.features.key_list) {
     return Refusal{"takes at most " + std::to_string(max_queries) + " queries of a sequence where there are no pages"};
   }
   if (decode_tiles(problem, *config) > std::numeric_limits<int>::max()) return Refusal{"more than 2^31 tiles"};
@@ -161,15 +170,17 @@ std::span<const KernelEntry> decode_kernels() {
       KernelEntry{.name = "decode/sm80",
                   .pass = Pass::forward,
                   .device = DeviceKind::cuda,
-                  .requirements = "sm_80; float16 or bfloat16; at most 16 queries of a sequence, any number with pages or "
-                                  "invariant bits or latent keys; strides that are multiples of 8; no dropout",
+                  .requirements =
+                      "sm_80; float16 or bfloat16; at most 16 queries of a sequence, any number with pages or "
+                      "invariant bits, latent keys or lists of keys; strides that are multiples of 8; no dropout",
                   .takes = {.pages = true,
                             .left_padding = true,
                             .invariant = true,
                             .narrow_keys = true,
                             .latent = true,
                             .tile = true,
-                            .stages = true},
+                            .stages = true,
+                            .key_list = true},
                   .proven = run_on_h200,
                   .plan = plan_sm80}};
   return rows;

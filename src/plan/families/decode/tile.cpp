@@ -17,7 +17,7 @@ namespace {
 std::int64_t max_rows(const Problem& problem, const DeviceInfo& device) {
   constexpr std::int64_t tile_keys = 128, most = 64;
   if (problem.head_dim_v > 128) return 16;
-  if (device.arch != 90) return most;
+  if (device.arch != 90 || problem.key_list.kind != KeyListKind::none) return most;
   const std::int64_t heads = problem.batch * problem.heads_kv, rows = decode_rows(problem), sms = device.num_sms;
   if (heads * ceil_div(problem.seq_kv, tile_keys) <= 2 * sms && heads * ceil_div(rows, 16) >= sms - sms / 16) return 16;
   return 9 * heads * ceil_div(rows, most) < 4 * sms ? 32 : most;
@@ -27,7 +27,7 @@ int block_q_of(const Problem& problem, const DeviceInfo& device) {
   if (problem.invariant) return 16;  // sums of more rows find no registers in the fixed order
   const std::int64_t most = max_rows(problem, device);
   for (const int rows : {8, 16, 32}) {
-    if (decode_rows(problem) <= rows || rows == most) return rows;
+    if (rows_of_item(problem) <= rows || rows == most) return rows;
   }
   return 64;
 }
@@ -58,23 +58,29 @@ int ordered_keys(const Problem& problem, const abi::Features& f) {
   return options > 1 || f.bias || f.mask ? 64 : 128;
 }
 
+/// Items, if the rows that may share one fit in it.
+std::int64_t num_items(const Problem& problem) {
+  return problem.batch * problem.heads_kv * (problem.key_list.kind == KeyListKind::none ? 1 : problem.seq_q);
+}
+
 /// Whether blocks have long runs of few items. Then two groups of four warps take tiles in turn. Each tile has twice the
 /// keys, so there are a quarter fewer instructions, which bound 8-bit keys: they take 0.87 to 0.89 of the time. 16-bit keys
 /// must have the same bits and take 1.00 to 1.01 (H200, 1 x 131072, 16 x 16384, 8 x 32768); with shorter runs 1.02 to 1.05.
 bool has_long_runs(const Problem& problem, const DeviceInfo& device) {
   constexpr std::int64_t long_keys = 16384, long_run = 24 * 128;
-  return problem.seq_kv >= long_keys && problem.seq_kv * problem.batch * problem.heads_kv >= long_run * device.num_sms;
+  const std::int64_t keys = keys_of_item(problem);
+  return keys >= long_keys && keys * num_items(problem) >= long_run * device.num_sms;
 }
 
 /// Items of 128 keys at most, several for each SM.
 bool has_short_items(const Problem& problem, const DeviceInfo& device) {
-  return problem.seq_kv <= 128 && problem.batch * problem.heads_kv >= 2 * device.num_sms;
+  return keys_of_item(problem) <= 128 && num_items(problem) >= 2 * device.num_sms;
 }
 
 /// An item or more for each SM: few are split. Otherwise a warp's rows are merged one after the other, and eight warps are
 /// better (1 x 64/4 x 16384: 25.3 us, 29.6 with four).
 bool has_whole_items(const Problem& problem, const DeviceInfo& device) {
-  return problem.batch * problem.heads_kv >= device.num_sms - device.num_sms / 16;
+  return num_items(problem) >= device.num_sms - device.num_sms / 16;
 }
 
 /// The largest tile of which two stages fit. docs/lab/decode.md has the measurements (H200). Tiles of 128 keys with two
