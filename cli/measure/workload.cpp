@@ -199,6 +199,16 @@ Workload make_workload(const Problem& problem, const Options& options, bool with
   return work;
 }
 
+namespace {
+
+/// Each tensor is its own tangent.
+Buffers with_tangents(Buffers buffers) {
+  buffers.q_tangent = buffers.q, buffers.k_tangent = buffers.k, buffers.v_tangent = buffers.v;
+  return buffers;
+}
+
+}  // namespace
+
 void call(const Workload& workload, Pass pass) {
   const Buffers buffers = workload.buffers();
   switch (pass) {
@@ -210,6 +220,10 @@ void call(const Workload& workload, Pass pass) {
       return standard_forward(workload.problem, buffers, workload.options);
     case Pass::standard_backward:
       return standard_backward(workload.problem, buffers, workload.options);
+    case Pass::tangent:
+      return tangent(workload.problem, with_tangents(buffers), workload.options);
+    case Pass::second:
+      return second(workload.problem, with_tangents(buffers), workload.options);
   }
 }
 

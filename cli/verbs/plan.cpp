@@ -77,8 +77,10 @@ int plan(const Arguments& arguments) {
   const Problem problem = problem_from(arguments);
   const DeviceInfo info = device_to_plan_for(arguments);
   const bool standard = arguments.on("standard");
-  const Pass pass = arguments.on("backward") ? (standard ? Pass::standard_backward : Pass::backward)
-                                             : (standard ? Pass::standard_forward : Pass::forward);
+  Pass pass = arguments.on("backward") ? (standard ? Pass::standard_backward : Pass::backward)
+                                       : (standard ? Pass::standard_forward : Pass::forward);
+  if (arguments.on("tangent")) pass = Pass::tangent;
+  if (arguments.on("second")) pass = Pass::second;
   const auto [kernel, tile] = kernel_from(arguments);
   const Plan made = make_plan(problem, pass, info, kernel, tile);
   if (arguments.on("json")) {
@@ -112,6 +114,8 @@ const Verb plan_verb{
     "  flash-attention plan --list                        every kernel and what it takes\n",
     0,
     problem_flags() + std::vector<Flag>{{"backward", "", "plan the backward pass"},
+                                        {"tangent", "", "plan forward mode: out, lse and their tangents"},
+                                        {"second", "", "plan the second derivatives"},
                                         {"standard", "", "plan the textbook algorithm"},
                                         {"list", "", "list the kernels instead"},
                                         {"json", "", "print JSON"}},

@@ -73,6 +73,16 @@ struct Buffers {
   float* entropy = nullptr;          ///< Problem::return_entropy; shape of lse
   const float* dkey_mass = nullptr;  ///< backward: Problem::return_key_mass; shape of key_mass
   const float* dentropy = nullptr;   ///< backward: Problem::return_entropy; shape of lse
+
+  // tangent() and second(): tangents, each with the shape, type and strides of what it is a tangent of. Null inputs are 0,
+  // null results are not written.
+  const void* q_tangent = nullptr;
+  const void* k_tangent = nullptr;
+  const void* v_tangent = nullptr;
+  const void* bias_tangent = nullptr;
+  const float* sink_tangent = nullptr;
+  void* out_tangent = nullptr;
+  float* lse_tangent = nullptr;
 };
 
 /// What a GPU finds out about the masks of a call before it attends, kept for later calls: docs/masks.md, "Prepared masks".
@@ -102,6 +112,15 @@ FLASH_ATTENTION_API void forward(const Problem& problem, const Buffers& buffers,
 
 /// Gradients from out, lse and dout.
 FLASH_ATTENTION_API void backward(const Problem& problem, const Buffers& buffers, const Options& options = {});
+
+/// out, lse and their tangents, from those of q, k, v, bias and sink (docs/numerics.md, "Forward mode").
+FLASH_ATTENTION_API void tangent(const Problem& problem, const Buffers& buffers, const Options& options = {});
+
+/// Second derivatives: the gradients of F = sum of dq q_tangent + dk k_tangent + dv v_tangent (+ dbias bias_tangent + dsink
+/// sink_tangent), where dq ... dsink are what backward makes of dout and dlse. Reads what backward reads and the tangents;
+/// writes dF / dq .. dF / dsink to dq, dk, dv, dbias and dsink, dF / ddout to out_tangent and dF / ddlse to lse_tangent
+/// (docs/numerics.md, "Second derivatives").
+FLASH_ATTENTION_API void second(const Problem& problem, const Buffers& buffers, const Options& options = {});
 
 /// The textbook algorithm, which stores the full score matrices in the workspace: a baseline to compare with.
 FLASH_ATTENTION_API void standard_forward(const Problem& problem, const Buffers& buffers, const Options& options = {});

@@ -47,7 +47,9 @@ enum {
   FLASH_ATTENTION_FORWARD = 0,
   FLASH_ATTENTION_BACKWARD = 1, /* pass */
   FLASH_ATTENTION_STANDARD_FORWARD = 2,
-  FLASH_ATTENTION_STANDARD_BACKWARD = 3
+  FLASH_ATTENTION_STANDARD_BACKWARD = 3,
+  FLASH_ATTENTION_TANGENT = 4,
+  FLASH_ATTENTION_SECOND = 5
 };
 enum {
   FLASH_ATTENTION_PART_WHOLE = 0, /* part: BackwardPart of plan.h */
@@ -128,6 +130,10 @@ typedef struct flash_attention_buffers {
   float* row_max;
   float *max_logit, *key_mass, *entropy;
   const float *dkey_mass, *dentropy;
+  const void *q_tangent, *k_tangent, *v_tangent, *bias_tangent; /* of flash_attention_tangent and _second */
+  const float* sink_tangent;
+  void* out_tangent;
+  float* lse_tangent;
 } flash_attention_buffers;
 
 typedef struct flash_attention_options {
@@ -237,6 +243,13 @@ FLASH_ATTENTION_API flash_attention_status flash_attention_standard_forward(cons
 FLASH_ATTENTION_API flash_attention_status flash_attention_standard_backward(const flash_attention_problem* problem,
                                                                              const flash_attention_buffers* buffers,
                                                                              const flash_attention_options* options);
+/* tangent and second of attention.h. */
+FLASH_ATTENTION_API flash_attention_status flash_attention_tangent(const flash_attention_problem* problem,
+                                                                   const flash_attention_buffers* buffers,
+                                                                   const flash_attention_options* options);
+FLASH_ATTENTION_API flash_attention_status flash_attention_second(const flash_attention_problem* problem,
+                                                                  const flash_attention_buffers* buffers,
+                                                                  const flash_attention_options* options);
 
 /* *bytes = workspace that the call needs. */
 FLASH_ATTENTION_API flash_attention_status flash_attention_workspace_bytes(const flash_attention_problem* problem,

@@ -43,7 +43,14 @@ enum class Precision : std::uint8_t {
 /// otherwise.
 FLASH_ATTENTION_API bool invariant_by_default();
 
-enum class Pass : std::uint8_t { forward, backward, standard_forward, standard_backward };
+enum class Pass : std::uint8_t {
+  forward,
+  backward,
+  standard_forward,
+  standard_backward,
+  tangent,  ///< forward, and the tangents of its results
+  second,   ///< the gradients of backward's results
+};
 
 /// Strides in elements. The last axis (head_dim) always has stride 1.
 struct Strides {

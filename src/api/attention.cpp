@@ -50,6 +50,14 @@ void backward(const Problem& problem, const Buffers& buffers, const Options& opt
   run(problem, Pass::backward, buffers, options);
 }
 
+void tangent(const Problem& problem, const Buffers& buffers, const Options& options) {
+  run(problem, Pass::tangent, buffers, options);
+}
+
+void second(const Problem& problem, const Buffers& buffers, const Options& options) {
+  run(problem, Pass::second, buffers, options);
+}
+
 void standard_forward(const Problem& problem, const Buffers& buffers, const Options& options) {
   run(problem, Pass::standard_forward, buffers, options);
 }

@@ -188,6 +188,10 @@ std::string_view to_string(Pass pass) {
       return "standard_forward";
     case Pass::standard_backward:
       return "standard_backward";
+    case Pass::tangent:
+      return "tangent";
+    case Pass::second:
+      return "second";
   }
   return "unknown pass";
 }
@@ -244,7 +248,17 @@ std::size_t size_of(Dtype dtype) {
 double flops(const Problem& p, Pass pass) {
   const double dims = static_cast<double>(p.head_dim + (p.head_dim_v ? p.head_dim_v : p.head_dim));
   const double forward = 2 * dims * static_cast<double>(p.batch * p.heads_q) * visible_scores(p);
-  return pass == Pass::backward || pass == Pass::standard_backward ? 2.5 * forward : forward;
+  switch (pass) {
+    case Pass::backward:
+    case Pass::standard_backward:
+      return 2.5 * forward;
+    case Pass::tangent:
+      return 3 * forward;  // six products for two
+    case Pass::second:
+      return 8 * forward;  // sixteen
+    default:
+      return forward;
+  }
 }
 
 }  // namespace flash_attention

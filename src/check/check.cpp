@@ -107,6 +107,7 @@ void check_sums(const Context& context, std::uint64_t seed) {
 }  // namespace
 
 void check(const Call& call, Pass pass, std::string_view kernel, std::uint64_t seed) {
+  if (pass == Pass::tangent || pass == Pass::second) return;
   const Context context{call, pass, kernel};
   if (pass == Pass::forward || pass == Pass::standard_forward) {
     check_queries(context, seed);

@@ -98,7 +98,8 @@ class CpuKernel final : public Kernel {
       program.emplace(*program_, buffers, region<char>(call, plan::CpuRegion::program_gradients));
       call.program = program->view();
     }
-    clear_tails(call, plan.pass == Pass::backward || plan.pass == Pass::standard_backward);
+    const bool gradients = plan.pass == Pass::backward || plan.pass == Pass::standard_backward || plan.pass == Pass::second;
+    clear_tails(call, gradients);
     find_key_bounds(call);
     const Sharing sharing(multiplications(problem, plan.pass));
     for (const Step* step = steps.first; step->count != nullptr; ++step) {

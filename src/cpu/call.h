@@ -24,6 +24,8 @@ struct KernelTable {
   Step backward_decode[5];
   Step standard_forward[4];
   Step standard_backward[7];
+  Step tangent[3];
+  Step second[7];
   Step listed[2];
   Step listed_backward[4];
   Step ladder_simd[2];

@@ -9,7 +9,7 @@
 namespace flash_attention::cpu {
 namespace {
 
-constexpr std::array<KernelRow, 14> kernel_rows{{
+constexpr std::array<KernelRow, 16> kernel_rows{{
     {.kernel = "cpu/prefill", .pass = Pass::forward, .steps = [](const KernelTable& table) { return table.prefill; }},
     {.kernel = "cpu/decode",
      .pass = Pass::forward,
@@ -34,6 +34,8 @@ constexpr std::array<KernelRow, 14> kernel_rows{{
     {.kernel = "cpu/standard",
      .pass = Pass::standard_backward,
      .steps = [](const KernelTable& table) { return table.standard_backward; }},
+    {.kernel = "cpu/tangent", .pass = Pass::tangent, .steps = [](const KernelTable& table) { return table.tangent; }},
+    {.kernel = "cpu/second", .pass = Pass::second, .steps = [](const KernelTable& table) { return table.second; }},
     {.kernel = "cpu/listed", .pass = Pass::forward, .steps = [](const KernelTable& table) { return table.listed; }},
     {.kernel = "cpu/listed",
      .pass = Pass::backward,

@@ -164,7 +164,7 @@ CompiledProgram::CompiledProgram(const Problem& problem, Pass pass, const Progra
   }
   if (program_.score < 0) return;
   view_.score = compile(program_.nodes, {program_.score});
-  if (pass == Pass::backward) compile_gradients(problem);
+  if (pass == Pass::backward || pass == Pass::tangent) compile_gradients(problem);
 }
 
 void CompiledProgram::compile_gradients(const Problem& problem) {

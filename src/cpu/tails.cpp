@@ -24,6 +24,13 @@ void clear_tails(const Call& call, bool backward) {
   }
   if (call.cu_seqlens_q == nullptr) return;
   const std::int64_t size = call.dtype == Dtype::float32 ? 4 : 2, begin_q = call.cu_seqlens_q[call.batch];
+  if (call.out_tangent.data != nullptr) {
+    clear_rows(call.out_tangent, begin_q, call.total_q, call.heads_q, call.head_dim_v, size);
+  }
+  for (std::int64_t head = 0; call.lse_tangent != nullptr && head < call.heads_q; ++head) {
+    float* const row = call.lse_tangent + head * call.total_q;
+    std::fill(row + begin_q, row + call.total_q, 0.0f);
+  }
   if (!backward) {
     clear_rows(call.out, begin_q, call.total_q, call.heads_q, call.head_dim_v, size);
     for (std::int64_t head = 0; call.lse != nullptr && head < call.heads_q; ++head) {

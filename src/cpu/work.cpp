@@ -11,7 +11,10 @@ double multiplications(const Problem& problem, Pass pass) {
   const std::int64_t seen = problem.key_list.kind == KeyListKind::none ? problem.seq_kv : listed;
   const auto keys = static_cast<double>(std::max<std::int64_t>(seen, 8));
   const double scores = static_cast<double>(problem.batch) * rows * keys;
-  const double products = pass == Pass::backward || pass == Pass::standard_backward ? 2.5 : 1;  // five instead of two
+  double products = 1;  // two
+  if (pass == Pass::backward || pass == Pass::standard_backward) products = 2.5;
+  if (pass == Pass::tangent) products = 3;
+  if (pass == Pass::second) products = 8;
   return products * scores * static_cast<double>(problem.head_dim + problem.head_dim_v);
 }
 

@@ -55,6 +55,11 @@ struct Call {
   const float* dkey_mass = nullptr;  // backward
   const float* dentropy = nullptr;   // backward
 
+  // tangent and second; inputs that are null are 0, results that are null are not written.
+  TensorView q_tangent, k_tangent, v_tangent, out_tangent;
+  float* lse_tangent = nullptr;
+  const float* sink_tangent = nullptr;
+
   const std::int32_t* cu_seqlens_q = nullptr;  // null: not packed
   const std::int32_t* cu_seqlens_kv = nullptr;
   const std::int32_t* seqused_q = nullptr;
@@ -65,7 +70,7 @@ struct Call {
   const std::int32_t* page_table = nullptr;  // null: no pages; else the batch stride of k and v leads from page to page
   std::int64_t page_table_stride = 0, page_size = 0;
 
-  ScoreView bias, mask, dbias;
+  ScoreView bias, mask, dbias, bias_tangent;
   const std::int32_t* hidden_rows = nullptr;  // null: none; of each key `hidden_bounds` numbers
   std::int64_t hidden_batch_stride = 0, hidden_head_stride = 0;
   int hidden_bounds = 0;

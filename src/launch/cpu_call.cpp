@@ -56,7 +56,16 @@ Call make_call(const Problem& problem, const Plan& plan, int block_q, const Buff
   call.v = view(buffers.v, problem.v_strides);
   call.out = view(buffers.out, problem.out_strides, problem.packed);
   call.lse = buffers.lse;
-  if (plan.pass == Pass::backward || plan.pass == Pass::standard_backward) {
+  if (plan.pass == Pass::tangent || plan.pass == Pass::second) {
+    call.q_tangent = view(buffers.q_tangent, problem.q_strides, problem.packed);
+    call.k_tangent = view(buffers.k_tangent, problem.k_strides);
+    call.v_tangent = view(buffers.v_tangent, problem.v_strides);
+    call.out_tangent = view(buffers.out_tangent, problem.out_strides, problem.packed);
+    call.lse_tangent = buffers.lse_tangent;
+    if (buffers.bias_tangent != nullptr) call.bias_tangent = view(buffers.bias_tangent, problem.bias);
+    if (problem.sink) call.sink_tangent = buffers.sink_tangent;
+  }
+  if (plan.pass == Pass::backward || plan.pass == Pass::standard_backward || plan.pass == Pass::second) {
     call.dout = view(buffers.dout, problem.dout_strides, problem.packed);
     call.dq = view(buffers.dq, problem.dq_strides, problem.packed);
     call.dk = view(buffers.dk, problem.dk_strides, problem.packed);

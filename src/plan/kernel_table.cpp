@@ -82,7 +82,7 @@ using Rows = std::vector<const KernelEntry*>;
 /// The rows that serve a pass on a GPU or a CPU, in their order.
 const Rows& rows_of(Pass pass, bool gpu) {
   static const auto& by_pass = *[] {
-    auto& rows = *new std::array<std::array<Rows, 2>, 4>;  // never destroyed, as the table
+    auto& rows = *new std::array<std::array<Rows, 2>, 6>;  // never destroyed, as the table
     for (const KernelEntry& entry : kernel_table())
       rows[static_cast<std::size_t>(entry.pass)][device_traits(entry.device).gpu_kernels].push_back(&entry);
     return &rows;

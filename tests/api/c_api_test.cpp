@@ -41,6 +41,39 @@ TEST(CApi, EqualKeysGiveTheMeanOfTheValues) {
   EXPECT_NEAR(c.lse[0], 8 * 0.25 / std::sqrt(8.0) + std::log(5.0), 1e-5);
 }
 
+/// P V. is attention of the tangent, which here is V; and the sum of dv v is that of dout out.
+TEST(CApi, TangentsAndSecondDerivatives) {
+  Call c;
+  ASSERT_EQ(c.forward(), FLASH_ATTENTION_OK);
+  const std::vector<float> want = c.out;
+  std::vector<float> tangent(want.size(), -1), dq(want), dk(want), dv(want), dout(want.size(), 0.25f);
+  c.buffers.v_tangent = c.v.data(), c.buffers.out_tangent = tangent.data();
+  ASSERT_EQ(flash_attention_tangent(&c.problem, &c.buffers, &c.options), FLASH_ATTENTION_OK)
+      << flash_attention_last_error();
+  for (std::size_t x = 0; x < want.size(); ++x) {
+    ASSERT_NEAR(tangent[x], want[x], 1e-5);
+    ASSERT_NEAR(c.out[x], want[x], 1e-5);
+  }
+  tangent.assign(want.size(), -1);
+  c.buffers.dout = dout.data(), c.buffers.dq = dq.data(), c.buffers.dk = dk.data(), c.buffers.dv = dv.data();
+  EXPECT_EQ(flash_attention_second(&c.problem, &c.buffers, &c.options), FLASH_ATTENTION_INVALID_ARGUMENT);
+  size_t bytes = 0;
+  ASSERT_EQ(flash_attention_workspace_bytes(&c.problem, FLASH_ATTENTION_SECOND, &c.options, &bytes), FLASH_ATTENTION_OK);
+  std::vector<char> workspace(bytes + 256);
+  const auto address = reinterpret_cast<std::uintptr_t>(workspace.data());
+  c.options.workspace = reinterpret_cast<void*>((address + 255) / 256 * 256), c.options.workspace_bytes = bytes;
+  ASSERT_EQ(flash_attention_second(&c.problem, &c.buffers, &c.options), FLASH_ATTENTION_OK) << flash_attention_last_error();
+  for (std::size_t x = 0; x < want.size(); ++x) ASSERT_NEAR(tangent[x], want[x], 1e-5);
+  for (const float x : dv) ASSERT_EQ(x, 0);
+  c.buffers.sink_tangent = c.v.data();
+  EXPECT_EQ(flash_attention_tangent(&c.problem, &c.buffers, &c.options), FLASH_ATTENTION_INVALID_ARGUMENT);
+  EXPECT_NE(std::strstr(flash_attention_last_error(), "sink_tangent"), nullptr) << flash_attention_last_error();
+  c.buffers.sink_tangent = nullptr;
+  c.options.workspace = nullptr, c.options.workspace_bytes = 0;
+  EXPECT_EQ(c.forward(), FLASH_ATTENTION_INVALID_ARGUMENT);
+  EXPECT_NE(std::strstr(flash_attention_last_error(), "v_tangent"), nullptr) << flash_attention_last_error();
+}
+
 TEST(CApi, DefaultsAreThoseOfTheCppApi) {
   flash_attention_problem p;
   std::memset(&p, 0xee, sizeof p);
@@ -120,8 +153,7 @@ TEST(CApi, TilesAndPartsOfAPassAreFieldsOfTheOptions) {
   c.problem.dtype = FLASH_ATTENTION_BFLOAT16;
   const auto explained = [&](int32_t pass) {
     char text[4000] = "";
-    const bool ok =
-        flash_attention_explain(&c.problem, pass, &c.options, text, sizeof text, nullptr) == FLASH_ATTENTION_OK;
+    const bool ok = flash_attention_explain(&c.problem, pass, &c.options, text, sizeof text, nullptr) == FLASH_ATTENTION_OK;
     return std::string(ok ? text : flash_attention_last_error());
   };
   const auto has = [](const std::string& text, const char* part) { return text.find(part) != std::string::npos; };
@@ -166,7 +198,7 @@ TEST(CApi, WorkspaceIsAskedFor) {
   ASSERT_EQ(flash_attention_workspace_bytes(&c.problem, FLASH_ATTENTION_STANDARD_FORWARD, &c.options, &bytes),
             FLASH_ATTENTION_OK);
   EXPECT_GT(bytes, 0u);
-  EXPECT_EQ(flash_attention_workspace_bytes(&c.problem, 4, &c.options, &bytes), FLASH_ATTENTION_INVALID_ARGUMENT);
+  EXPECT_EQ(flash_attention_workspace_bytes(&c.problem, 6, &c.options, &bytes), FLASH_ATTENTION_INVALID_ARGUMENT);
   EXPECT_STREQ(flash_attention_version(), FLASH_ATTENTION_VERSION);
 }
 

@@ -75,6 +75,11 @@ def test_a_cpu_has_nothing_to_compile(command):
     assert done.returncode == 2 and "--device: got cpu, allowed: cuda" in done.stderr
 
 
+def test_passes_of_derivatives_have_plans(command):
+    for flag, kernel in (("--tangent", "cpu/tangent"), ("--second", "cpu/second")):
+        assert command.json("plan", flag, "--seq-q", 64, "--device", "cpu")["plan"]["kernel"] == kernel
+
+
 def test_a_tile_can_be_set_and_is_refused_by_name(command):
     words = ["plan", "--device", "cuda", "--arch", "sm_80", "--dtype", "bf16", "--head-dim", "64"]
     plan = command.json(*words, "--tile", "32,96")["plan"]

@@ -106,6 +106,18 @@ flash_attention_status flash_attention_standard_backward(const flash_attention_p
   return run(fa::standard_backward, problem, buffers, options);
 }
 
+flash_attention_status flash_attention_tangent(const flash_attention_problem* problem,
+                                               const flash_attention_buffers* buffers,
+                                               const flash_attention_options* options) {
+  return run(fa::tangent, problem, buffers, options);
+}
+
+flash_attention_status flash_attention_second(const flash_attention_problem* problem,
+                                              const flash_attention_buffers* buffers,
+                                              const flash_attention_options* options) {
+  return run(fa::second, problem, buffers, options);
+}
+
 flash_attention_status flash_attention_workspace_bytes(const flash_attention_problem* problem, int32_t pass,
                                                        const flash_attention_options* options, size_t* bytes) {
   return status_of([&] {

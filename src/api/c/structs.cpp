@@ -204,7 +204,14 @@ Buffers buffers_of(const flash_attention_buffers* given) {
           .key_mass = c.key_mass,
           .entropy = c.entropy,
           .dkey_mass = c.dkey_mass,
-          .dentropy = c.dentropy};
+          .dentropy = c.dentropy,
+          .q_tangent = c.q_tangent,
+          .k_tangent = c.k_tangent,
+          .v_tangent = c.v_tangent,
+          .bias_tangent = c.bias_tangent,
+          .sink_tangent = c.sink_tangent,
+          .out_tangent = c.out_tangent,
+          .lse_tangent = c.lse_tangent};
 }
 
 Options options_of(const flash_attention_options* given) {
@@ -285,6 +292,6 @@ AppendGradients append_gradients_of(const flash_attention_append_gradients* give
           .workspace = c.workspace};
 }
 
-Pass pass_of(int32_t pass) { return enumerator("pass", pass, Pass::standard_backward); }
+Pass pass_of(int32_t pass) { return enumerator("pass", pass, Pass::second); }
 
 }  // namespace flash_attention::api

@@ -35,6 +35,7 @@ void check_key_list(Problem& p, Pass pass) {
   if (pass == Pass::standard_forward || pass == Pass::standard_backward) {
     refuse(name, got, "the textbook algorithm takes none");
   }
+  if (pass == Pass::tangent || pass == Pass::second) refuse(name, got, "they have no tangents and no second derivatives");
   check_size("key_list.entries", list.entries, 0);
   check_size("key_list.block_q", list.block_q, 1);
   check_size("key_list.block_kv", list.block_kv, 1);

@@ -101,6 +101,8 @@ void check_options(const Problem& p) {
   if (p.bias.present) check_dtype("bias.dtype", p.bias.dtype);
 }
 
+bool is_of_tangents(Pass pass) { return pass == Pass::tangent || pass == Pass::second; }
+
 /// K and V in pages, and what else belongs to a cache: no gradients flow there.
 void check_cache(Problem& p, Pass pass) {
   const bool forward = pass == Pass::forward;
@@ -131,6 +133,7 @@ void check_statistics(Problem& p, Pass pass) {
   if (backward) p.return_max_logit = false;  // it has no gradient
   const auto check = [&](const char* argument, bool present) {
     if (!present) return;
+    if (is_of_tangents(pass)) refuse(argument, "true", "statistics have no tangents and no second derivatives");
     if (p.page_size != 0) refuse(argument, "true", "K and V in pages have no statistics");
     if (p.latent) refuse(argument, "true", "latent keys have no statistics");
     if (p.key_list.kind != KeyListKind::none) refuse(argument, "true", "lists of keys have no statistics");
@@ -193,8 +196,11 @@ Problem normalise(const Problem& problem, Pass pass) {
   if (p.alibi) check_reach("alibi_batch_stride", p.alibi_batch_stride, p.batch);
 
   const std::int64_t batches = p.packed ? 1 : p.batch;
-  if (pass == Pass::forward || pass == Pass::standard_forward) {
+  const bool writes_out = pass == Pass::forward || pass == Pass::standard_forward || pass == Pass::tangent;
+  if (writes_out || pass == Pass::second) {
     refuse_self_overlap("out_strides", p.out_strides, batches, of_q.seq, p.heads_q, p.head_dim_v);
+  }
+  if (writes_out) {
     p.dout_strides = p.dq_strides = p.dk_strides = p.dv_strides = Strides{0, 0, 0};  // one plan whatever they were
   } else {
     refuse_self_overlap("dq_strides", p.dq_strides, batches, of_q.seq, p.heads_q, p.head_dim);

@@ -15,7 +15,10 @@
 namespace flash_attention::api {
 namespace {
 
-bool is_backward(Pass pass) { return pass == Pass::backward || pass == Pass::standard_backward; }
+bool is_backward(Pass pass) {
+  return pass == Pass::backward || pass == Pass::standard_backward || pass == Pass::second;
+}
+bool has_tangents(Pass pass) { return pass == Pass::tangent || pass == Pass::second; }
 
 bool has_no_scores(const Problem& p) { return p.total_q == 0 || p.total_kv == 0 || p.seq_kv == 0; }
 
@@ -43,6 +46,27 @@ void check_statistics(const Problem& p, Pass pass, const Buffers& b) {
   }
   check_pair("max_logit", b.max_logit, p.return_max_logit, "return_max_logit", 4, p.batch == 0);
   check_pair("key_mass", b.key_mass, p.return_key_mass, "return_key_mass", 4, !keys);
+}
+
+void check_tangents(const Problem& p, Pass pass, const Buffers& b, std::size_t wide) {
+  const std::array<std::pair<const char*, const void*>, 7> given{{{"q_tangent", b.q_tangent},
+                                                                  {"k_tangent", b.k_tangent},
+                                                                  {"v_tangent", b.v_tangent},
+                                                                  {"out_tangent", b.out_tangent},
+                                                                  {"bias_tangent", b.bias_tangent},
+                                                                  {"sink_tangent", b.sink_tangent},
+                                                                  {"lse_tangent", b.lse_tangent}}};
+  const bool takes = has_tangents(pass);
+  for (const auto& [name, data] : given) {
+    if (data != nullptr && !takes) refuse(name, address(data), "tangent() and second() take it, and nothing else");
+  }
+  if (!takes) return;
+  for (std::size_t i = 0; i < 4; ++i) check_pointer(given[i].first, given[i].second, false, wide);
+  check_pointer("bias_tangent", b.bias_tangent, false, size_of(p.bias.dtype));
+  check_pointer("sink_tangent", b.sink_tangent, false, 4);
+  check_pointer("lse_tangent", b.lse_tangent, false, 4);
+  if (b.bias_tangent != nullptr && !p.bias.present) refuse("bias_tangent", address(b.bias_tangent), "there is no bias");
+  if (b.sink_tangent != nullptr && !p.sink) refuse("sink_tangent", address(b.sink_tangent), "there is no sink");
 }
 
 void check_pointers(const Problem& p, Pass pass, const Buffers& b, Device device) {
@@ -78,6 +102,7 @@ void check_pointers(const Problem& p, Pass pass, const Buffers& b, Device device
     refuse("row_max", address(b.row_max), "forward over lists of keys has it, and nothing else");
   check_pointer("row_max", b.row_max, false, 4);
   check_statistics(p, pass, b);
+  check_tangents(p, pass, b, wide);
 
   if (!is_backward(pass)) return;
   check_pointer("dout", b.dout, queries, wide);
@@ -197,6 +222,7 @@ class Arguments {
     dense("max_logit", b_.max_logit, 4, p_.batch * p_.heads_q);
     dense("key_mass", b_.key_mass, 4, masses());
     dense("entropy", b_.entropy, 4, rows());
+    add_tangents_of_results();
     add_workspace();
     writes_ = false;
     add_inputs();
@@ -213,6 +239,7 @@ class Arguments {
           axis(p_.bias.batch_stride, p_.batch) * axis(p_.bias.head_stride, p_.heads_q) * axis(p_.bias.q_stride, p_.seq_q) *
               p_.seq_kv);
     dense("dsink", b_.dsink, 4, p_.heads_q);
+    add_tangents_of_results();
     add_workspace();
     writes_ = false;
     add_inputs();
@@ -228,6 +255,20 @@ class Arguments {
     view("out", b_.out, p_.out_strides, rows_q_, p_.heads_q, p_.head_dim_v, p_.dtype);
     dense("lse", b_.lse, 4, rows());
     dense("row_max", b_.row_max, 4, rows());
+  }
+
+  void add_tangents_of_results() {
+    view("out_tangent", b_.out_tangent, p_.out_strides, rows_q_, p_.heads_q, p_.head_dim_v, p_.dtype);
+    dense("lse_tangent", b_.lse_tangent, 4, rows());
+  }
+
+  void add_tangents() {
+    if (!has_tangents(plan_.pass)) return;
+    view("q_tangent", b_.q_tangent, p_.q_strides, rows_q_, p_.heads_q, p_.head_dim, p_.dtype);
+    view("k_tangent", b_.k_tangent, p_.k_strides, rows_kv_, p_.heads_kv, p_.head_dim, p_.dtype);
+    view("v_tangent", b_.v_tangent, p_.v_strides, rows_kv_, p_.heads_kv, p_.head_dim_v, p_.dtype);
+    scores("bias_tangent", b_.bias_tangent, p_.bias, size_of(p_.bias.dtype));
+    dense("sink_tangent", b_.sink_tangent, 4, p_.heads_q);
   }
 
   void add_workspace() {
@@ -256,6 +297,7 @@ class Arguments {
     dense("key_lengths", b_.key_lengths, 4, p_.batch);
     dense("left_padding", b_.left_padding, 4, p_.batch);
     dense("prepared_mask", options_.prepared_mask.data, 1, static_cast<std::int64_t>(plan::prepared_bytes(plan_)));
+    add_tangents();
   }
 
   void add_masks() {

@@ -175,7 +175,7 @@ inline void backward_tile_bfloat16(const Call& call, const RowBlock& block, cons
   float factor = query_factor(call);
   if (call.softcap > 0 || call.alibi_slopes != nullptr || call.has_score_program() || !(factor > 0)) {
     for (int i = 0; i < tile.count * lanes; i += vector_lanes) store(scratch.S + i, load(scratch.S + i) * factor);
-    finish_scores(call, block, tile, scratch.S, scratch.derivative, {.slope = scratch.slope});
+    finish_scores(call, block, tile, scratch.S, {.first = scratch.derivative}, {.slope = scratch.slope});
     factor = 1;
   } else {
     hide_scores(block, tile, scratch.S);

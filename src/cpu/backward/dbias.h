@@ -14,6 +14,15 @@ struct DbiasScratch {
   alignas(64) float K[block_kv * max_head_dim];
   alignas(64) float V[block_kv * max_head_dim];
   alignas(64) float sum[block_kv * block_q];
+
+  /// The gradient of the scores of a tile.
+  const float* score_gradient(const Call& call, const RowBlock& block, const Tile& at) {
+    rows.load_rows(call, block);
+    const FloatRows keys = key_rows(call, block, call.k, at.begin, at.count, call.head_dim, false, K);
+    const FloatRows values = key_rows(call, block, call.v, at.begin, at.count, call.head_dim_v, false, V);
+    tile.compute(call, block, at, rows, keys, values);
+    return tile.dS;
+  }
 };
 
 /// The extents of dbias in tiles. An axis of stride 0 has extent 1.
@@ -33,25 +42,25 @@ inline std::int64_t dbias_items(const Call& call) {
 }
 
 /// Adds dS of one block of rows of one head to sum[key][lane].
+template <class Scratch>
 inline void add_bias_gradient(const Call& call, std::int64_t batch, int head, std::int64_t row_block, std::int64_t begin,
-                              DbiasScratch& scratch) {
+                              Scratch& scratch) {
   RowBlock block(call, batch, head, 1, row_block * block_q);
   if (block.rows == 0 || block.key_begin >= begin + block_kv || block.key_end <= begin) return;
   const Tile tile(call, block, begin);
   if (tile.seen == Seen::none) return;
-  scratch.rows.load_rows(call, block);
-  const FloatRows K = key_rows(call, block, call.k, begin, tile.count, call.head_dim, false, scratch.K);
-  const FloatRows V = key_rows(call, block, call.v, begin, tile.count, call.head_dim_v, false, scratch.V);
-  scratch.tile.compute(call, block, tile, scratch.rows, K, V);
+  const float* dS = scratch.score_gradient(call, block, tile);
   for (int key = 0; key < tile.count; ++key) {
     for (int lane = 0; lane < block.rows; ++lane) {
-      scratch.sum[key * block_q + lane] += scratch.tile.dS[key * block.lanes() + lane];
+      scratch.sum[key * block_q + lane] += dS[key * block.lanes() + lane];
     }
   }
 }
 
+/// Scratch: DbiasScratch, or what has as much of another pass.
+template <class Scratch = DbiasScratch>
 inline void dbias(const Call& call, std::int64_t item, void* memory) {
-  DbiasScratch& scratch = *static_cast<DbiasScratch*>(memory);
+  Scratch& scratch = *static_cast<Scratch*>(memory);
   const DbiasGrid grid(call);
   const std::int64_t begin = item % grid.tiles * block_kv;
   const std::int64_t block = item / grid.tiles % grid.blocks;

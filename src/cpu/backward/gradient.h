@@ -126,7 +126,7 @@ struct GradientTile {
   void compute_after_program(const Call& call, const RowBlock& block, const Tile& tile, const GradientRows& rows,
                              FloatRows K, FloatRows V, NextTile* next, ProgramTerms terms) {
     const int lanes = block.lanes();
-    score_tile(call, block, tile, K, rows.Qt, P, derivative, next, terms);
+    score_tile(call, block, tile, K, rows.Qt, P, {.first = derivative}, next, terms);
     const int step = diagonal_step(tile);
     for (int key = 0; key < tile.count; key += step)
       multiply_keys(block, tile, key, smaller(tile.count - key, step), V, rows.dOt, call.head_dim_v, dS);

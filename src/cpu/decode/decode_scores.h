@@ -61,7 +61,7 @@ inline void finish_scores_in_rows(const Call& call, const RowBlock& block, const
   for (int row = 0; row < block.rows; ++row, S += block_kv) {
     if (call.softcap > 0) {
       const int whole = round_up(tile.count, vector_lanes);
-      apply_softcap(call, whole, S, derivative != nullptr ? derivative + row * block_kv : nullptr);
+      apply_softcap(call, whole, S, {.first = derivative != nullptr ? derivative + row * block_kv : nullptr});
     }
     if (call.bias.data != nullptr) add_bias_to_row(call, block, tile, row, S);
     if (call.alibi_slopes != nullptr) add_alibi_to_row(call, block, tile, row, S);

@@ -11,6 +11,7 @@
 #include "cpu/ladder/c3_threads.h"
 #include "cpu/listed/backward.h"
 #include "cpu/prefill/standard.h"
+#include "cpu/tangent/second.h"
 #include "cpu/tile/program_scores.h"
 
 namespace flash_attention::cpu {
@@ -66,14 +67,14 @@ constexpr KernelTable make_table() {
                    {finish_backward_items, finish_backward},
                    {merge_dq_items, merge_dq},
                    {sink_items, finish_sink},
-                   {dbias_items, dbias},
+                   {dbias_items, dbias<>},
                    {program_items, program_limits},
                    {program_items, program_sums},
                    {program_tensor_items, program_finish}},
       .backward_decode = {{backward_items, backward_decode},
                           {merge_dq_items, merge_dq},
                           {sink_items, finish_sink},
-                          {dbias_items, dbias}},
+                          {dbias_items, dbias<>}},
       .standard_forward = {{standard_items, standard_scores},
                            {standard_items, standard_softmax},
                            {standard_items, standard_values}},
@@ -81,7 +82,13 @@ constexpr KernelTable make_table() {
                             {standard_items, standard_dq},
                             {standard_key_items, standard_dkv},
                             {sink_items, finish_sink},
-                            {dbias_items, dbias}},
+                            {dbias_items, dbias<>}},
+      .tangent = {{tangent_items, tangent}},
+      .second = {{tangent_items, second_rows},
+                 {backward_items, second},
+                 {finish_backward_items, finish_backward},
+                 {sink_items, finish_sink},
+                 {dbias_items, dbias<SecondBiasScratch>}},
       .listed = {{listed_items, forward_listed}},
       .listed_backward = {{backward_items, backward_listed},
                           {finish_listed_items, finish_backward},
@@ -89,10 +96,11 @@ constexpr KernelTable make_table() {
       .ladder_simd = {{c2_simd::items, c2_simd::attention}},
       .ladder_threads = {{c3_threads::items, c3_threads::attention}},
       .program = {hide_by_program, change_by_program},
-      .scratch_bytes =
-          largest(largest(largest(sizeof(PrefillScratch), sizeof(DecodeScratch)),
-                          largest(sizeof(DbiasScratch), sizeof(ProgramScratch))),
-                  largest(largest(sizeof(BackwardScratch), sizeof(BackwardDecodeScratch)), sizeof(MassScratch))),
+      .scratch_bytes = largest(largest(largest(sizeof(PrefillScratch), sizeof(DecodeScratch)),
+                                       largest(sizeof(DbiasScratch), sizeof(ProgramScratch))),
+                               largest(largest(sizeof(BackwardScratch), sizeof(BackwardDecodeScratch)),
+                                       largest(largest(sizeof(MassScratch), sizeof(TangentScratch)),
+                                               largest(sizeof(SecondScratch), sizeof(SecondBiasScratch))))),
       .block_q = block_q,
       .exp2 = map<exp2>,
       .tanh = map<tanh>,

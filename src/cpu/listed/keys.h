@@ -132,7 +132,7 @@ inline ListedTile gather_tile(const Call& call, const RowBlock& block, const std
 inline void finish_listed(const Call& call, const RowBlock& block, const std::int32_t* keys, int count, float* S,
                           float* derivative) {
   const int lanes = block.lanes();
-  if (call.softcap > 0) apply_softcap(call, count * lanes, S, derivative);
+  if (call.softcap > 0) apply_softcap(call, count * lanes, S, {.first = derivative});
   const std::int64_t shift = block.sequence.kv_used - block.sequence.q_used;
   for (int n = 0; n < count; ++n) {
     const std::int64_t j = keys[n];

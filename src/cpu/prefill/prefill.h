@@ -65,7 +65,7 @@ inline void values_in_rows(const RowBlock& block, const Tile& tile, FloatRows V,
 /// One tile of keys for one block.
 inline void prefill_tile(const Call& call, const RowBlock& block, const Tile& tile, FloatRows K, FloatRows V, bool in_rows,
                          PrefillRows& rows, PrefillScratch& scratch, NextTile& next) {
-  score_tile(call, block, tile, K, rows.Qt, scratch.S, nullptr, &next);
+  score_tile(call, block, tile, K, rows.Qt, scratch.S, {}, &next);
   if (call.entropy != nullptr) {
     softmax_tile<true>(block, tile.count, scratch.S, rows.statistics, scratch.rescale);
   } else {

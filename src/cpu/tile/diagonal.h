@@ -35,24 +35,25 @@ inline bool apart_by_vectors(const RowBlock& block, const Tile& tile) {
 }
 
 /// C[key][lane] = sum over the columns of rows[key][column] * Bt[column][lane], for the keys [key, key + count) of a tile.
-/// It is 0 where it was left out: such scores are hidden later.
+/// It is 0 where it was left out: such scores are hidden later. Start::add: C += that.
+template <Start start = Start::zero>
 inline void multiply_keys(const RowBlock& block, const Tile& tile, int key, int count, FloatRows rows, const float* Bt,
                           int columns, float* C) {
   const VectorsOfKeys vectors(block, tile, key, count);
   const int lane = vectors.first * vector_lanes;
   C += key * block.lanes();
-  if (vectors.count() < block.vectors) {
+  if (start == Start::zero && vectors.count() < block.vectors) {
     for (int i = 0; i < count * block.lanes(); i += vector_lanes) store(C + i, Vec{});
   }
-  multiply<Start::zero, Order::row_major>({.A = rows.data + key * rows.stride,
-                                           .a_stride = rows.stride,
-                                           .B = Bt + lane,
-                                           .b_stride = block.lanes(),
-                                           .C = C + lane,
-                                           .c_stride = block.lanes(),
-                                           .rows = count,
-                                           .depth = columns,
-                                           .vectors = vectors.count()});
+  multiply<start, Order::row_major>({.A = rows.data + key * rows.stride,
+                                     .a_stride = rows.stride,
+                                     .B = Bt + lane,
+                                     .b_stride = block.lanes(),
+                                     .C = C + lane,
+                                     .c_stride = block.lanes(),
+                                     .rows = count,
+                                     .depth = columns,
+                                     .vectors = vectors.count()});
 }
 
 }  // namespace

@@ -39,27 +39,39 @@ inline void for_each_score(const RowBlock& block, const Tile& tile, RowOf row_of
   }
 }
 
-/// S = softcap * tanh(S). Writes the derivative 1 - tanh^2 where it is requested.
-inline void apply_softcap(const Call& call, int size, float* S, float* derivative) {
+/// The derivatives of the capped score by the raw one, of which each may be null.
+struct CapTerms {
+  float* first = nullptr;   // 1 - tanh^2
+  float* second = nullptr;  // -2 tanh (1 - tanh^2) / softcap
+};
+
+/// S = softcap * tanh(S). Writes the derivatives that are requested.
+inline void apply_softcap(const Call& call, int size, float* S, CapTerms terms) {
   for (int i = 0; i < size; i += vector_lanes) {
     const Vec t = tanh(load(S + i));
     store(S + i, t * (call.softcap * log2_e));
-    if (derivative != nullptr) store(derivative + i, 1.0f - t * t);
+    const Vec slope = 1.0f - t * t;
+    if (terms.first != nullptr) store(terms.first + i, slope);
+    if (terms.second != nullptr) store(terms.second + i, t * slope * (-2.0f / call.softcap));
   }
 }
 
-inline void apply_bias(const Call& call, const RowBlock& block, const Tile& tile, float* S) {
-  with_any_element(call.bias.dtype, [&](auto type) {
+/// Calls use(s, b) with a vector of S and what the tensor, a bias or its tangent, has there.
+template <class Use>
+inline void for_each_bias(const ScoreView& tensor, const RowBlock& block, const Tile& tile, float* S, Use use) {
+  with_any_element(tensor.dtype, [&](auto type) {
     using T = decltype(type);
     const auto row_of = [&](int lane) {
-      return reinterpret_cast<const typename T::Stored*>(call.bias.data) + block.batch * call.bias.batch_stride +
-             block.head[lane] * call.bias.head_stride + block.query[lane] * call.bias.q_stride;
+      return reinterpret_cast<const typename T::Stored*>(tensor.data) + block.batch * tensor.batch_stride +
+             block.head[lane] * tensor.head_stride + block.query[lane] * tensor.q_stride;
     };
-    for_each_score<T>(block, tile, row_of, [&](int key, int v, Vec bias) {
-      float* s = S + (key * block.vectors + v) * vector_lanes;
-      store(s, load(s) + scaled_bias(bias));
-    });
+    for_each_score<T>(block, tile, row_of,
+                      [&](int key, int v, Vec bias) { use(S + (key * block.vectors + v) * vector_lanes, bias); });
   });
+}
+
+inline void apply_bias(const Call& call, const RowBlock& block, const Tile& tile, float* S) {
+  for_each_bias(call.bias, block, tile, S, [](float* s, Vec bias) { store(s, load(s) + scaled_bias(bias)); });
 }
 
 inline void apply_alibi(const Call& call, const RowBlock& block, const Tile& tile, float* S) {
@@ -105,10 +117,9 @@ inline void apply_mask(const RowBlock& block, const Tile& tile, float* S) {
   }
 }
 
-/// Softcap, bias and ALiBi. derivative is that of softcap, may be null.
-inline void modify_scores(const Call& call, const RowBlock& block, const Tile& tile, float* S,
-                          float* derivative = nullptr) {
-  if (call.softcap > 0) apply_softcap(call, tile.count * block.lanes(), S, derivative);
+/// Softcap, bias and ALiBi.
+inline void modify_scores(const Call& call, const RowBlock& block, const Tile& tile, float* S, CapTerms cap = {}) {
+  if (call.softcap > 0) apply_softcap(call, tile.count * block.lanes(), S, cap);
   if (call.bias.data != nullptr) apply_bias(call, block, tile, S);
   if (call.alibi_slopes != nullptr) apply_alibi(call, block, tile, S);
 }
@@ -121,9 +132,9 @@ inline void hide_scores(const RowBlock& block, const Tile& tile, float* S) {
 }
 
 /// All of it. S[tile.count][block.lanes()].
-inline void finish_scores(const Call& call, const RowBlock& block, const Tile& tile, float* S, float* derivative = nullptr,
+inline void finish_scores(const Call& call, const RowBlock& block, const Tile& tile, float* S, CapTerms cap = {},
                           ProgramTerms terms = {}) {
-  modify_scores(call, block, tile, S, derivative);
+  modify_scores(call, block, tile, S, cap);
   if (call.has_score_program()) {
     call.program->runner.change(*call.program, block.program_rows(), tile.begin, tile.count, S, terms);
   }
@@ -133,14 +144,14 @@ inline void finish_scores(const Call& call, const RowBlock& block, const Tile& t
 /// S = K Q^T of a tile, finished. Qt [head_dim][lanes] holds query_factor * Q. A next tile is prefetched in between: all at
 /// once, the requests would wait for each other.
 inline void score_tile(const Call& call, const RowBlock& block, const Tile& tile, FloatRows K, const float* Qt, float* S,
-                       float* derivative = nullptr, NextTile* next = nullptr, ProgramTerms terms = {}) {
+                       CapTerms cap = {}, NextTile* next = nullptr, ProgramTerms terms = {}) {
   const bool asks = next != nullptr && next->is_wanted();
   const int step = asks ? 8 : diagonal_step(tile);  // keys
   for (int key = 0; key < tile.count; key += step) {
     for (int i = 0; asks && i < step; ++i) next->prefetch_keys(), next->prefetch_values();
     multiply_keys(block, tile, key, smaller(tile.count - key, step), K, Qt, call.head_dim, S);
   }
-  finish_scores(call, block, tile, S, derivative, terms);
+  finish_scores(call, block, tile, S, cap, terms);
 }
 
 }  // namespace

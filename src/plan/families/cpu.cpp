@@ -378,10 +378,39 @@ Answer plan_listed_backward(const Request& r) {
   return offer_unless(reject_listed(r.problem), [&] { return lay_out_listed_backward(r); });
 }
 
+Plan lay_out_tangent(const Request& r) { return plan_of_tiles(cpu_block_q(r.device.isa), cpu_block_kv, r.device); }
+
+/// As cpu/backward with one block of rows at a time, and what its first step finds out about each row.
+Plan lay_out_second(const Request& r) {
+  const Problem& problem = r.problem;
+  Plan plan = plan_of_tiles(cpu_block_q(r.device.isa), cpu_block_kv, r.device);
+  if (r.features.sink) reserve(plan, CpuRegion::sink_terms, total_rows(problem) * 4);
+  const std::int64_t blocks = ceil_div(group(problem) * problem.seq_q, plan.block_q);
+  plan.num_splits =
+      static_cast<int>(std::clamp<std::int64_t>(ceil_div(blocks, 2), 1, even_splits(problem, r.device)));
+  const std::int64_t columns = cpu_sums_stride(problem.head_dim, problem.head_dim_v);
+  reserve(plan, CpuRegion::key_gradients, plan.num_splits * key_places(problem, cpu_key_unit) * cpu_key_unit * columns * 4);
+  reserve(plan, CpuRegion::second_rows, total_rows(problem) * 3 * 4);
+  return plan;
+}
+
+std::string reject_derivatives(const Problem& problem) {
+  return problem.invariant ? "the order of its sums is another than that of forward and backward, and bits are invariant" : "";
+}
+
+Answer plan_tangent(const Request& r) {
+  return offer_unless(reject_derivatives(r.problem), [&] { return lay_out_tangent(r); });
+}
+Answer plan_second(const Request& r) {
+  std::string reason = reject_derivatives(r.problem);
+  if (r.features.score_program) reason = "has no second derivatives of a program's score";
+  return offer_unless(std::move(reason), [&] { return lay_out_second(r); });
+}
+
 Answer plan_standard_forward(const Request& r) { return Offer{lay_out_standard(r, false)}; }
 Answer plan_standard_backward(const Request& r) { return Offer{lay_out_standard(r, true)}; }
 
-constexpr std::array<KernelEntry, 10> entries{{
+constexpr std::array<KernelEntry, 12> entries{{
     {.name = "cpu/bfloat16",
      .pass = Pass::forward,
      .device = DeviceKind::cpu,
@@ -450,6 +479,18 @@ constexpr std::array<KernelEntry, 10> entries{{
      .requirements = "lists of keys",
      .takes = {.key_list = true},
      .plan = plan_listed_backward},
+    {.name = "cpu/tangent",
+     .pass = Pass::tangent,
+     .device = DeviceKind::cpu,
+     .requirements = "none",
+     .takes = {.hidden_rows = true, .block_mask = true, .programs = true},
+     .plan = plan_tangent},
+    {.name = "cpu/second",
+     .pass = Pass::second,
+     .device = DeviceKind::cpu,
+     .requirements = "no program that changes scores",
+     .takes = {.hidden_rows = true, .block_mask = true, .programs = true},
+     .plan = plan_second},
     {.name = "cpu/standard",
      .pass = Pass::standard_forward,
      .device = DeviceKind::cpu,

@@ -12,6 +12,7 @@ enum class CpuRegion : int {
   split_dQ = 0,           // backward, where keys are split: [split][row][padded head_dim]
   key_gradients = 0,      // backward, where queries are split: dK and dV, [split][kv head][key][cpu_sums_stride]
   sink_terms = 2,         // backward: dsink's, one for each row
+  second_rows = 3,        // cpu/second: three numbers of each row, RowOfSecond of cpu/tangent/second.h
   S = 0,                  // cpu/standard: [kv head][block of rows][key][row]; then P
   dS = 1,                 // cpu/standard: the same
   copied_K = 3,           // cpu/prefill and cpu/backward: as float, the rows of a head one after the other

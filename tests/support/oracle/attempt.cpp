@@ -22,14 +22,6 @@ double worst_error(const std::vector<double>& got, const std::vector<double>& wa
   return worst;
 }
 
-double largest_of(const std::vector<double>& values) {
-  double largest = 0;
-  for (const double x : values) {
-    if (std::isfinite(x)) largest = std::max(largest, std::fabs(x));
-  }
-  return largest;
-}
-
 Dtype coarser(Dtype a, Dtype b) { return epsilon(a) > epsilon(b) ? a : b; }
 
 /// Memory that nobody has cleaned.
@@ -72,6 +64,14 @@ Results rounded_out(Results exact, Dtype dtype) {
 }
 
 }  // namespace
+
+double largest_of(const std::vector<double>& values) {
+  double largest = 0;
+  for (const double x : values) {
+    if (std::isfinite(x)) largest = std::max(largest, std::fabs(x));
+  }
+  return largest;
+}
 
 bool is_backward(Pass pass) { return pass == Pass::backward || pass == Pass::standard_backward; }
 
@@ -176,7 +176,8 @@ std::string first_changed(const Results& a, const Results& b) {
       {"out", &Results::out},           {"lse", &Results::lse},         {"dq", &Results::dq},
       {"dk", &Results::dk},             {"dv", &Results::dv},           {"dbias", &Results::dbias},
       {"dsink", &Results::dsink},       {"dprogram", &Results::dprogram}, {"max_logit", &Results::max_logit},
-      {"key_mass", &Results::key_mass}, {"entropy", &Results::entropy}};
+      {"key_mass", &Results::key_mass}, {"entropy", &Results::entropy},
+      {"out_tangent", &Results::out_tangent}, {"lse_tangent", &Results::lse_tangent}};
   for (const auto& [name, part] : parts) {
     const std::vector<double>&x = a.*part, &y = b.*part;
     if (x.size() != y.size()) return name;

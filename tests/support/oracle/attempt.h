@@ -51,6 +51,9 @@ std::vector<std::string> differences(const Case& c, Pass pass, const Outcome& ou
                                      double slack = 1);
 constexpr double random_slack = 2;
 
+/// The largest size of a finite element.
+double largest_of(const std::vector<double>& values);
+
 /// Names the first result whose bits differ; "" where none does.
 std::string first_changed(const Results& a, const Results& b);
 

@@ -11,6 +11,7 @@ namespace flash_attention::testing {
 struct Results {
   std::vector<double> out, lse, dq, dk, dv, dbias, dsink;
   std::vector<double> max_logit, key_mass, entropy;  // statistics that the problem has
+  std::vector<double> out_tangent, lse_tangent;  // support/oracle/derivatives.h
   std::vector<double> dprogram;  // of the first tensor that the program reads
   double dbias_spread = 0;       // with rounding: the size of the errors that one sum of dbias has together
   double dprogram_spread = 0;    // the same of dprogram

@@ -281,6 +281,23 @@ const std::uint8_t* Tensors::place_mask(const ScoreTensor& mask, const std::vect
   return place_plain(bytes);
 }
 
+void Tensors::add_tangents(const Inputs& tangents) {
+  const auto twin = [&](const char* of, const char* name) {
+    Tensor tensor = *std::find_if(tensors_.begin(), tensors_.end(),
+                                  [&](const Tensor& known) { return std::strcmp(known.name, of) == 0; });
+    tensor.name = name;
+    return tensor;
+  };
+  place(twin("q", "q_tangent"), &tangents.q, &buffers_.q_tangent);
+  place(twin("k", "k_tangent"), &tangents.k, &buffers_.k_tangent);
+  place(twin("v", "v_tangent"), &tangents.v, &buffers_.v_tangent);
+  if (!tangents.bias.empty()) place(twin("bias", "bias_tangent"), &tangents.bias, &buffers_.bias_tangent);
+  if (!tangents.sink.empty())
+    buffers_.sink_tangent = place_plain(std::vector<float>(tangents.sink.begin(), tangents.sink.end()));
+  buffers_.out_tangent = place(twin("out", "out_tangent"), nullptr, nullptr);
+  buffers_.lse_tangent = static_cast<float*>(place(twin("lse", "lse_tangent"), nullptr, nullptr));
+}
+
 void Tensors::set_forward(const Results& results) {
   for (Tensor& t : tensors_) {
     const bool is_out = std::strcmp(t.name, "out") == 0, is_entropy = std::strcmp(t.name, "entropy") == 0;
@@ -314,6 +331,8 @@ Results Tensors::read(bool backward) {
   r.max_logit = values("max_logit");
   r.key_mass = values("key_mass");
   r.entropy = values("entropy");
+  r.out_tangent = values("out_tangent");
+  r.lse_tangent = values("lse_tangent");
   if (!backward) return r;
   r.dq = values("dq");
   r.dk = values("dk");

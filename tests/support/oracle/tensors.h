@@ -18,6 +18,9 @@ class Tensors {
   /// For backward: the out and lse of a forward pass.
   void set_forward(const Results& results);
 
+  /// Tangents, laid out as what they are tangents of, and room for those of the results.
+  void add_tangents(const Inputs& tangents);
+
   const Buffers& buffers() const { return buffers_; }
   Results read(bool backward);
 

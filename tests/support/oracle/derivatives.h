@@ -1,0 +1,21 @@
+#pragma once
+
+#include "support/oracle/attempt.h"
+
+namespace flash_attention::testing {
+
+/// Tangents of q, k, v, bias and sink in the form of their Inputs; NaN where those are not finite and not seen.
+Inputs draw_tangents(const Case& c, const Inputs& in);
+
+/// What Pass::tangent or Pass::second has to give, by differences of the oracle in fp64: of its forward pass (out_tangent
+/// and lse_tangent) along the tangents, and for Pass::second of its backward pass, whose matrix of derivatives is
+/// symmetric.
+Results derivatives(const Case& c, const Inputs& in, const Inputs& tangents, Pass pass);
+
+/// What a call of that pass gave; a kernel is named by the target.
+Outcome attempt_derivatives(const Case& c, const Target& target, const Inputs& in, const Inputs& tangents);
+
+/// One line for each of the first few elements that are wrong.
+std::vector<std::string> wrong_derivatives(const Case& c, const Results& got, const Results& want);
+
+}  // namespace flash_attention::testing
