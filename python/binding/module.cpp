@@ -103,6 +103,17 @@ void run_forward(nb::tuple tensors, nb::tuple options, nb::handle out, nb::handl
   run(call, false, stream, allocate, {kept, tensors, captured_of(program)});
 }
 
+/// (dout, dlse, dq, dk, dv, dbias, dsink).
+Gradients gradients_of(const nb::tuple& given) {
+  return {.dout = tensor_of(given[0], "dout"),
+          .dlse = optional_tensor(given[1], "dlse"),
+          .dq = tensor_of(given[2], "dq", true),
+          .dk = tensor_of(given[3], "dk", true),
+          .dv = tensor_of(given[4], "dv", true),
+          .dbias = optional_tensor(given[5], "dbias", true),
+          .dsink = optional_tensor(given[6], "dsink", true)};
+}
+
 void run_backward(nb::tuple tensors, nb::tuple options, nb::tuple results, nb::tuple gradients, std::uint64_t seed,
                   std::uint64_t offset, std::uintptr_t stream, nb::handle allocate, nb::handle program, nb::handle kept,
                   nb::handle part, nb::handle statistics) {
@@ -112,14 +123,7 @@ void run_backward(nb::tuple tensors, nb::tuple options, nb::tuple results, nb::t
   const ProgramArguments captured(program, call);
   const Tensor result = tensor_of(results[0], "out"), log_sums = tensor_of(results[1], "lse");
   call.set_forward(result, log_sums, seed, offset);
-  const Gradients all{.dout = tensor_of(gradients[0], "dout"),
-                      .dlse = optional_tensor(gradients[1], "dlse"),
-                      .dq = tensor_of(gradients[2], "dq", true),
-                      .dk = tensor_of(gradients[3], "dk", true),
-                      .dv = tensor_of(gradients[4], "dv", true),
-                      .dbias = optional_tensor(gradients[5], "dbias", true),
-                      .dsink = optional_tensor(gradients[6], "dsink", true)};
-  call.set_gradients(all);
+  call.set_gradients(gradients_of(gradients));
   if (!statistics.is_none()) {  // (entropy, dkey_mass, dentropy)
     const auto given = nb::cast<nb::tuple>(statistics);
     call.set_statistics({.entropy = optional_tensor(given[0], "entropy"),
@@ -127,6 +131,39 @@ void run_backward(nb::tuple tensors, nb::tuple options, nb::tuple results, nb::t
                          .dentropy = optional_tensor(given[2], "dentropy")});
   }
   run(call, true, stream, allocate, {kept, tensors, captured_of(program)});
+}
+
+/// (q, k, v, bias, sink, out, lse), of which each but the last two is read.
+Tangents tangents_of(const nb::tuple& given) {
+  return {.q = optional_tensor(given[0], "q_tangent"),
+          .k = optional_tensor(given[1], "k_tangent"),
+          .v = optional_tensor(given[2], "v_tangent"),
+          .bias = optional_tensor(given[3], "bias_tangent"),
+          .sink = optional_tensor(given[4], "sink_tangent"),
+          .out = optional_tensor(given[5], "out_tangent", true),
+          .lse = optional_tensor(given[6], "lse_tangent", true)};
+}
+
+void run_tangent(nb::tuple tensors, nb::tuple options, nb::handle out, nb::handle lse, nb::tuple tangents,
+                 std::uint64_t seed, std::uint64_t offset, std::uintptr_t stream, nb::handle allocate) {
+  const Slots slots = slots_of(tensors);
+  Call call(slots, options_of(options));
+  const Tensor result = tensor_of(out, "out", true), log_sums = optional_tensor(lse, "lse", true);
+  call.set_forward(result, log_sums, seed, offset);
+  call.set_tangents(Pass::tangent, slots, result, tangents_of(tangents));
+  run(call, false, stream, allocate, {nb::none(), tensors, nb::none()});
+}
+
+/// `gradients` as in run_backward, of which the last five are written.
+void run_second(nb::tuple tensors, nb::tuple options, nb::tuple results, nb::tuple gradients, nb::tuple tangents,
+                std::uint64_t seed, std::uint64_t offset, std::uintptr_t stream, nb::handle allocate) {
+  const Slots slots = slots_of(tensors);
+  Call call(slots, options_of(options));
+  const Tensor result = tensor_of(results[0], "out"), log_sums = tensor_of(results[1], "lse");
+  call.set_forward(result, log_sums, seed, offset);
+  call.set_gradients(gradients_of(gradients));
+  call.set_tangents(Pass::second, slots, result, tangents_of(tangents));
+  run(call, true, stream, allocate, {nb::none(), tensors, nb::none()});
 }
 
 std::string explain_call(nb::tuple tensors, nb::tuple options, bool backward, nb::handle program, nb::handle part) {
@@ -173,6 +210,10 @@ NB_MODULE(_core, module) {
   module.def("backward", run_backward, "tensors"_a, "options"_a, "results"_a, "gradients"_a, "seed"_a, "offset"_a,
              "stream"_a, "allocate"_a, "program"_a = nb::none(), "kept"_a = nb::none(), "part"_a = nb::none(),
              "statistics"_a = nb::none());
+  module.def("tangent", run_tangent, "tensors"_a, "options"_a, "out"_a, "lse"_a.none(), "tangents"_a, "seed"_a, "offset"_a,
+             "stream"_a, "allocate"_a);
+  module.def("second", run_second, "tensors"_a, "options"_a, "results"_a, "gradients"_a, "tangents"_a, "seed"_a, "offset"_a,
+             "stream"_a, "allocate"_a);
   module.def("explain", explain_call, "tensors"_a, "options"_a, "backward"_a, "program"_a = nb::none(),
              "part"_a = nb::none());
   module.def("prewarm", prewarm_call, "tensors"_a, "options"_a, "backward"_a);

@@ -90,6 +90,16 @@ def run_here(monkeypatch, capsys):
     return run
 
 
+def test_derivatives(run_here):
+    if package.unavailable:
+        pytest.skip(package.unavailable)
+    done = run_here(
+        "benchmark_derivatives.py", "--seq", "8", "--heads", "1", "--head-dim", "8", "--rounds", "1", "--causal"
+    )
+    assert done.returncode == 0, done.stderr
+    assert "x forward" in done.stdout and "x backward" in done.stdout
+
+
 def test_overhead(run_here, monkeypatch):
     if package.unavailable:
         pytest.skip(package.unavailable)

@@ -239,7 +239,29 @@ void Call::set_statistics(const Statistics& statistics) {
   buffers.dentropy = static_cast<const float*>(statistics.dentropy.data);
 }
 
+void Call::set_tangents(Pass pass, const Slots& tensors, const Tensor& out, const Tangents& tangents) {
+  derivative_ = pass;
+  const auto laid_out_as = [&](const Tensor& tangent, const Tensor& of) -> void* {
+    if (!tangent.present()) return nullptr;
+    bool same = here(tangent).rank == of.rank && tangent.dtype == of.dtype;
+    for (int axis = 0; same && axis < of.rank; ++axis) {
+      same = tangent.sizes[axis] == of.sizes[axis] &&
+             (of.sizes[axis] == 1 || tangent.strides[axis] == of.strides[axis] || of.empty());
+    }
+    if (!same) refuse(tangent, "expected the shape, type and strides of " + std::string(of.name));
+    return tangent.data;
+  };
+  buffers.q_tangent = laid_out_as(tangents.q, tensors[Slot::q]);
+  buffers.k_tangent = laid_out_as(tangents.k, tensors[Slot::k]);
+  buffers.v_tangent = laid_out_as(tangents.v, tensors[Slot::v]);
+  buffers.bias_tangent = laid_out_as(tangents.bias, tensors[Slot::bias]);
+  buffers.sink_tangent = static_cast<const float*>(laid_out_as(tangents.sink, tensors[Slot::sink]));
+  buffers.out_tangent = laid_out_as(tangents.out, out);
+  buffers.lse_tangent = static_cast<float*>(tangents.lse.data);
+}
+
 Pass Call::pass(bool backward) const {
+  if (derivative_) return *derivative_;
   return backward ? (standard_ ? Pass::standard_backward : Pass::backward)
                   : (standard_ ? Pass::standard_forward : Pass::forward);
 }

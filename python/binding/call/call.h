@@ -54,6 +54,11 @@ struct Statistics {
   Tensor max_logit, key_mass, entropy, dkey_mass, dentropy;
 };
 
+/// Those of forward mode and of second derivatives: each absent, or laid out as what it is a tangent of.
+struct Tangents {
+  Tensor q, k, v, bias, sink, out, lse;
+};
+
 /// One call of the library: Problem, Buffers and Options from tensors. Refuses by argument what the Problem cannot hold.
 class Call {
  public:
@@ -66,6 +71,8 @@ class Call {
   void set_forward(const Tensor& out, const Tensor& lse, std::uint64_t seed, std::uint64_t offset);
   void set_gradients(const Gradients& gradients);
   void set_statistics(const Statistics& statistics);
+  /// The call is one of Pass::tangent or Pass::second. After set_forward().
+  void set_tangents(Pass pass, const Slots& tensors, const Tensor& out, const Tangents& tangents);
 
   Pass pass(bool backward) const;
   void choose(bool backward);       ///< a kernel or tile of the other pass is none of this one: the planner chooses
@@ -98,6 +105,7 @@ class Call {
 
   int batch_axis_ = 0, seq_axis_ = 1, head_axis_ = 2, dim_axis_ = 3;
   bool standard_ = false;
+  std::optional<Pass> derivative_;  // instead of forward and backward
   std::string kernel_;
   std::optional<TileSize> tile_;
   std::optional<PlannedCall> planned_;

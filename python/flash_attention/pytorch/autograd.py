@@ -11,7 +11,7 @@ from flash_attention.options import NUM_TENSORS, Options, Tensors, has_statistic
 from flash_attention.pytorch import flops, op_autograd, statistics  # noqa: F401 (what ops have)
 from flash_attention.pytorch import ops as torch_ops
 from flash_attention.pytorch.gradients import Held, gradients, in_places, needed
-from flash_attention.pytorch.transforms import TransformedAttention, is_transformed
+from flash_attention.pytorch.transforms import TransformedAttention, forward_mode, is_transformed
 
 _NO_EXTRAS = (None,) * (NUM_TENSORS - 3)
 _NAMES = Tensors._fields
@@ -54,7 +54,8 @@ def run(tensors, options, seed, offset, return_lse):
             )
         return statistics.run(tensors, options, seed, offset, return_lse)
     if is_transformed():
-        out, lse, _ = TransformedAttention.apply(q, k, v, Held(options), seed, offset, *(extras or _NO_EXTRAS))
+        found = forward_mode(tensors, options, seed, offset)
+        out, lse = found or TransformedAttention.apply(q, k, v, Held(options), seed, offset, *(extras or _NO_EXTRAS))[:2]
     elif wants_gradient and (routes.is_tracing() or not torch._C._is_tracing()):
         if torch.are_deterministic_algorithms_enabled():
             options = made_deterministic(options)

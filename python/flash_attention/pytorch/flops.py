@@ -14,7 +14,7 @@ from importlib.util import find_spec
 import torch
 
 from flash_attention.options import NUM_TENSORS, Tensors, split
-from flash_attention.pytorch import ops  # noqa: F401 (the ops themselves)
+from flash_attention.pytorch import derivatives, ops  # noqa: F401 (the ops themselves)
 
 _COUNTER = "torch.utils.flop_counter"
 _formulas = {}
@@ -59,6 +59,16 @@ def forward_flops(*arguments, out_val=None, **unused):
 def backward_flops(*arguments, out_val=None, **unused):
     pairs, head_dim, head_dim_v = _sizes(arguments)
     return 2 * pairs * (3 * head_dim + 2 * head_dim_v)
+
+
+def tangent_flops(*arguments, out_val=None, **unused):
+    pairs, head_dim, head_dim_v = _sizes(arguments)
+    return 2 * pairs * (3 * head_dim + 3 * head_dim_v)
+
+
+def second_flops(*arguments, out_val=None, **unused):
+    pairs, head_dim, head_dim_v = _sizes(arguments)
+    return 2 * pairs * (10 * head_dim + 6 * head_dim_v)
 
 
 def cache_flops(*arguments, out_val=None, **unused):
@@ -106,3 +116,5 @@ def _sizes(arguments):
 
 counts_as(torch.ops.flash_attention.forward, forward_flops)
 counts_as(torch.ops.flash_attention.backward, backward_flops)
+counts_as(torch.ops.flash_attention.tangent, tangent_flops)
+counts_as(torch.ops.flash_attention.second, second_flops)

@@ -1,4 +1,5 @@
-"""Forward-mode derivatives of attention(): the tangent of out and lse by those of q, k, v and sink, in O(sequence) memory.
+"""Forward mode where there is no pass for it (gradients.computes), on a GPU and with lists of keys: the tangent of out and
+lse by those of q, k, v and sink, by a backward pass, in O(sequence) memory.
 
 With s = scale q k^T, p its softmax and a dot for tangents (docs/numerics.md, "Forward mode"):
 
@@ -26,13 +27,19 @@ def refuse(what):
     raise NotImplementedError(f"attention: forward-mode derivatives (jvp, jacfwd, dual tensors) are not computed {what}")
 
 
-def check(options, tangents, head_dim, head_dim_v):
-    """What is not computed, by name. `tangents`: Tensors, None where there is none."""
+def check(tangents):
+    """What is nowhere computed, by name. `tangents`: Tensors, None where there is none."""
+    if tangents.alibi_slopes is not None:
+        refuse("with respect to alibi_slopes")
+
+
+def _check(options, tangents, head_dim, head_dim_v):
+    """What backward passes do not compute."""
+    check(tangents)
     if options.dropout_p:
-        refuse("with dropout_p")
-    for name in ("bias", "alibi_slopes"):
-        if getattr(tangents, name) is not None:
-            refuse(f"with respect to {name}")
+        refuse("with dropout_p on a GPU, or with lists of keys")
+    if tangents.bias is not None:
+        refuse("with respect to bias on a GPU, or with lists of keys")
     ones = _ONES if options.softcap else 0
     if max(2 * head_dim, head_dim + head_dim_v + ones) > _MOST:
         refuse(f"for a head_dim of {head_dim} and a head_dim_v of {head_dim_v}: 2 head_dim, and both, are at most {_MOST}")
@@ -41,7 +48,7 @@ def check(options, tangents, head_dim, head_dim_v):
 def tangents_of(tensors, options, out, lse, tangents):
     """(out., lse.) of a call with the results out and lse; `tangents` as in check()."""
     q, k, v = tensors.q, tensors.k, tensors.v
-    check(options, tangents, q.shape[-1], v.shape[-1])
+    _check(options, tangents, q.shape[-1], v.shape[-1])
     scale = q.shape[-1] ** -0.5 if options.scale is None else options.scale
     options = _with(options, scale=scale, kernel="", standard=False)
     out_t = torch.zeros_like(out) if tangents.v is None else _forward(tensors._replace(v=_dense(tangents.v)), options)

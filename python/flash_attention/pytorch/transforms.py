@@ -3,10 +3,12 @@
 import torch
 from torch.autograd import forward_ad
 
+from flash_attention import _core
 from flash_attention.options import NUM_OPTIONS, NUM_TENSORS, Tensors, split
 from flash_attention.pytorch import ops as torch_ops
-from flash_attention.pytorch.gradients import gradients, in_places, needed
-from flash_attention.pytorch.tangents import tangents_of
+from flash_attention.pytorch.derivatives import NUM_TANGENTS
+from flash_attention.pytorch.gradients import Held, Tangent, computes, gradients, in_places, needed
+from flash_attention.pytorch.tangents import check, tangents_of
 
 _transforms_active = torch._C._are_functorch_transforms_active
 
@@ -19,6 +21,40 @@ def is_transformed():
             raise NotImplementedError("attention: torch.compile cannot take torch.func's transforms")
         return False
     return _transforms_active() or forward_ad._current_level >= 0
+
+
+def forward_mode(tensors, options, seed, offset):
+    """(out, lse) with their tangents, by one pass, where forward mode is the only transform; else None.
+
+    TransformedAttention would compute out twice: its jvp() comes after its forward(). Where a graph is recorded, too, its
+    backward pass may have tangents of its own, which this one's has not."""
+    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors[:NUM_TENSORS]):
+        return None
+    if options.kernel or options.standard or is_invariant(options):  # out is that kernel's, or has those bits
+        return None
+    if not computes(tensors) or not _is_forward_mode_alone():
+        return None
+    duals = [None if tensor is None else forward_ad.unpack_dual(tensor) for tensor in tensors[:NUM_TENSORS]]
+    given = Tensors(*(None if dual is None else dual.tangent for dual in duals))
+    tangents = given.q, given.k, given.v, given.bias, given.sink
+    if all(tangent is None for tangent in tangents):
+        return None
+    check(given)
+    rng_state = torch.tensor((torch_ops.drawn(seed, options), offset), device="cpu") if options.dropout_p else None
+    primals = (None if dual is None else dual.primal for dual in duals)
+    out, lse, out_t, lse_t = Tangent.apply(Held(options), rng_state, *tangents, *primals)
+    return forward_ad.make_dual(out, out_t), forward_ad.make_dual(lse, lse_t)
+
+
+def is_invariant(options):
+    return _core.invariant_by_default() if options.invariant is None else options.invariant
+
+
+def _is_forward_mode_alone():
+    if not _transforms_active():
+        return True
+    stack = torch._C._functorch.get_interpreter_stack()
+    return len(stack) == 1 and stack[0].key() == torch._C._functorch.TransformType.Jvp
 
 
 class TransformedAttention(torch.autograd.Function):
@@ -50,8 +86,14 @@ class TransformedAttention(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx, q_t, k_t, v_t, held, seed, offset, *extras_t):
-        q, k, v, out, lse, _, *extras = ctx.saved_tensors
-        return *tangents_of(Tensors(q, k, v, *extras), ctx.options, out, lse, Tensors(q_t, k_t, v_t, *extras_t)), None
+        q, k, v, out, lse, rng_state, *extras = ctx.saved_tensors
+        tensors, given = Tensors(q, k, v, *extras), Tensors(q_t, k_t, v_t, *extras_t)
+        if not computes(tensors):
+            return *tangents_of(tensors, ctx.options, out, lse, given), None
+        check(given)
+        tangents = given.q, given.k, given.v, given.bias, given.sink
+        _, _, out_t, lse_t = Tangent.apply(Held(ctx.options), rng_state, *tangents, *tensors[:NUM_TENSORS])
+        return out_t, lse_t, None
 
 
 def _forward_over(info, in_dims, *arguments):
@@ -86,6 +128,54 @@ def _backward_over(info, in_dims, *arguments):
         return op(*slices[:NUM_TENSORS], *options, *slices[NUM_TENSORS:], need_dbias, need_dsink)
 
     return _one_by_one(info, (*dims[:NUM_TENSORS], *dims_of_results), (*tensors[:NUM_TENSORS], *results), call)
+
+
+def _tangent_over(info, in_dims, *arguments):
+    tensors, options, (rng_state, *tangents) = split(arguments)
+    dims, dims_t = Tensors(*in_dims[:NUM_TENSORS]), in_dims[-NUM_TANGENTS:]
+    op = torch.ops.flash_attention.tangent
+    if not options.dropout_p and _folds(tensors, dims) and tangents[3] is None and dims_t[4] is None:
+        tangents = _fold_tangents(tangents, dims_t, info.batch_size)
+        found = op(*_fold(tensors, dims, info.batch_size), *options, rng_state, *tangents)
+        return tuple(_unfold(result, info) for result in found), (0,) * len(found)
+
+    def call(slices):
+        return op(*slices[:NUM_TENSORS], *options, *slices[NUM_TENSORS:])
+
+    rest = rng_state, *tangents
+    return _one_by_one(info, (*dims, *in_dims[-len(rest) :]), (*tensors[:NUM_TENSORS], *rest), call)
+
+
+def _second_over(info, in_dims, *arguments):
+    tensors, options, rest = split(arguments)
+    *results, need_dbias, need_dsink = rest[:-NUM_TANGENTS]
+    tangents = rest[-NUM_TANGENTS:]
+    dims, dims_t = Tensors(*in_dims[:NUM_TENSORS]), in_dims[-NUM_TANGENTS:]
+    dims_of_results = in_dims[NUM_TENSORS + NUM_OPTIONS :][: len(results)]
+    op = torch.ops.flash_attention.second
+    alone = tangents[3] is None and dims_t[4] is None and not need_dbias and not need_dsink
+    if not options.dropout_p and alone and _folds(tensors, dims):
+        folded = [_fold_batch(*pair, info.batch_size) for pair in zip(results, dims_of_results, strict=True)]
+        folded[2] = results[2]  # no state: without dropout it is empty
+        tangents = _fold_tangents(tangents, dims_t, info.batch_size)
+        found = op(*_fold(tensors, dims, info.batch_size), *options, *folded, False, False, *tangents)
+        dq, dk, dv, dbias, dsink, out_t, lse_t = found
+        batched = [_unfold(result, info) for result in (dq, dk, dv, out_t, lse_t)]
+        return (*batched[:3], dbias, dsink, *batched[3:]), (0, 0, 0, None, None, 0, 0)
+
+    def call(slices):
+        of_results = slices[NUM_TENSORS : NUM_TENSORS + len(results)]
+        return op(
+            *slices[:NUM_TENSORS], *options, *of_results, need_dbias, need_dsink, *slices[NUM_TENSORS + len(results) :]
+        )
+
+    everything = *tensors[:NUM_TENSORS], *results, *tangents
+    return _one_by_one(info, (*dims, *dims_of_results, *dims_t), everything, call)
+
+
+def _fold_tangents(tangents, dims, size):
+    """Of q, k and v; there is none of a bias, and that of the sink is one for all."""
+    return *(_fold_batch(*pair, size) for pair in zip(tangents[:3], dims[:3], strict=True)), None, tangents[4]
 
 
 def _folds(tensors, dims):
@@ -157,3 +247,5 @@ def _one_by_one(info, dims, tensors, call):
 
 torch.library.register_vmap("flash_attention::forward", _forward_over, lib=torch_ops.library)
 torch.library.register_vmap("flash_attention::backward", _backward_over, lib=torch_ops.library)
+torch.library.register_vmap("flash_attention::tangent", _tangent_over, lib=torch_ops.library)
+torch.library.register_vmap("flash_attention::second", _second_over, lib=torch_ops.library)

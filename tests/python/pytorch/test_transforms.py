@@ -180,10 +180,11 @@ def test_many_gradients_at_once(options):
 
 def test_refusals_say_what_is_not_computed():
     q, k, v = qkv("cpu")
+    slopes = torch.ones(q.shape[2])
     with pytest.raises(NotImplementedError, match="attention: forward-mode derivatives"):
-        torch.func.jvp(lambda q: attention(q, k, v, dropout_p=0.5, seed=1), (q,), (q,))
+        torch.func.jvp(lambda slopes: attention(q, k, v, alibi_slopes=slopes), (slopes,), (slopes,))
     with forward_ad.dual_level(), pytest.raises(NotImplementedError, match="attention: forward-mode derivatives"):
-        attention(q, k, forward_ad.make_dual(v, v), dropout_p=0.5, seed=1)
+        attention(q, k, v, alibi_slopes=forward_ad.make_dual(slopes, slopes))
     for transform in (torch.func.vmap, lambda function: torch.func.grad(lambda q: function(q).sum())):
         with pytest.raises(NotImplementedError, match="score_mod, mask_mod: transforms"):
             transform(lambda q: attention(q, k, v, score_mod=lambda s, b, h, i, j: s * 2))(q[None].expand(2, *q.shape))
