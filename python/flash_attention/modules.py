@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from flash_attention.arguments.head_dim import padded
+from flash_attention.arguments.names import Renamed
 from flash_attention.functional import attention
 from flash_attention.routes import route
 
@@ -53,6 +54,10 @@ class StandardAttention(FlashAttention):
     kernel = "standard"
 
 
+# What MultiheadAttention calls the arguments of attention().
+_NAMES = {"q": "query", "k": "key", "v": "value", "mask": "attn_mask", "bias": "attn_mask", "dropout_p": "dropout"}
+
+
 class MultiheadAttention(torch.nn.MultiheadAttention):
     """torch.nn.MultiheadAttention with the same arguments and state dict, whose attention runs in O(seq) memory.
 
@@ -90,17 +95,18 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
         elif not self.batch_first:
             query, key, value = (tensor.transpose(0, 1) for tensor in (query, key, value))
         q, k, v = (tensor.unflatten(-1, (self.num_heads, self.head_dim)) for tensor in self._project(query, key, value))
-        mask, bias = self._scores(key_padding_mask, None if is_causal else attn_mask, q.shape[0])
-        out = padded(
-            q,
-            k,
-            v,
-            mask=mask,
-            bias=bias,
-            causal=is_causal,
-            alignment="top_left",
-            dropout_p=self.dropout if self.training else 0.0,
-        )
+        mask, bias = self._scores(key_padding_mask, None if is_causal else attn_mask, q.shape[0], k.shape[1])
+        with Renamed(_NAMES):
+            out = padded(
+                q,
+                k,
+                v,
+                mask=mask,
+                bias=bias,
+                causal=is_causal,
+                alignment="top_left",
+                dropout_p=self.dropout if self.training else 0.0,
+            )
         out = self.out_proj(out.flatten(-2))
         if not batched:
             out = out.squeeze(0)
@@ -118,12 +124,14 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
         biases = (None,) * 3 if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
         return tuple(F.linear(*arguments) for arguments in zip((query, key, value), weights, biases, strict=True))
 
-    def _scores(self, key_padding_mask, attn_mask, batch):
+    def _scores(self, key_padding_mask, attn_mask, batch, seq_kv):
         """torch's masks (True = hidden, float = added) as (mask, bias) over [batch, heads, seq_q, seq_kv]."""
         mask = bias = None
         if attn_mask is not None and attn_mask.dim() == 3:
             attn_mask = attn_mask.unflatten(0, (batch, self.num_heads))
         if key_padding_mask is not None:
+            if key_padding_mask.shape != (batch, seq_kv):
+                raise ValueError(f"key_padding_mask: got shape {list(key_padding_mask.shape)}; expected {[batch, seq_kv]}")
             key_padding_mask = key_padding_mask[:, None, None, :]
         for hidden in (attn_mask, key_padding_mask):
             if hidden is None:

@@ -7,6 +7,7 @@ import torch
 from flash_attention import routes
 from flash_attention.arguments.head_dim import padded
 from flash_attention.arguments.keywords import refuse_keywords
+from flash_attention.arguments.names import Renamed
 
 
 def scaled_dot_product_attention(
@@ -63,18 +64,19 @@ def scaled_dot_product_attention(
     if attn_mask is not None:
         attn_mask = _four_axes_mask(attn_mask, leading)
         mask, bias = (attn_mask, None) if attn_mask.dtype == torch.bool else (None, attn_mask)
-    out = padded(
-        query,
-        key,
-        value,
-        mask=mask,
-        bias=bias,
-        causal=is_causal,
-        alignment="top_left",
-        dropout_p=dropout_p,
-        scale=scale,
-        layout="bhsd",
-    )
+    with Renamed(_NAMES):
+        out = padded(
+            query,
+            key,
+            value,
+            mask=mask,
+            bias=bias,
+            causal=is_causal,
+            alignment="top_left",
+            dropout_p=dropout_p,
+            scale=scale,
+            layout="bhsd",
+        )
     if len(leading) == 1:
         return out
     return out.reshape(*leading, *out.shape[1:]) if leading else out.squeeze(0)

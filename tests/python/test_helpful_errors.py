@@ -210,3 +210,35 @@ def test_a_mistake_inside_of_a_function_is_its_own():
 def test_a_budget_is_a_number(budget):
     with pytest.raises(TypeError, match=f"^budget: expected seconds, got {type(budget).__name__}$"):
         flash_attention.tune(budget=budget)
+
+
+WRONG_MASK = torch.ones(3, 3, dtype=torch.bool)
+HEADS_FIRST = Q.transpose(1, 2)
+LAYER = flash_attention.MultiheadAttention(64, 4, batch_first=True)
+X = torch.randn(2, 10, 64)
+STARTS = torch.tensor([0, 16], dtype=torch.int32)
+
+
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("attn_mask", lambda: flash_attention.scaled_dot_product_attention(*[HEADS_FIRST] * 3, attn_mask=WRONG_MASK)),
+        (
+            "attn_mask",
+            lambda: flash_attention.scaled_dot_product_attention(*[HEADS_FIRST] * 3, attn_mask=WRONG_MASK.float()),
+        ),
+        ("attn_mask", lambda: LAYER(X, X, X, need_weights=False, attn_mask=WRONG_MASK)),
+        ("key_padding_mask", lambda: LAYER(X, X, X, need_weights=False, key_padding_mask=WRONG_MASK)),
+        ("window_size[0]", lambda: flash_attn.flash_attn_func(Q, Q, Q, window_size=(-3, 0))),
+        ("cu_seqlens_k", lambda: flash_attn.flash_attn_varlen_func(*[Q[0]] * 3, STARTS, STARTS.long(), 16, 16)),
+        ("window_size[0]", lambda: flash_attn_4.flash_attn_func(Q, Q, Q, window_size=(-3, 0))),
+        ("learnable_sink", lambda: flash_attn_4.flash_attn_func(Q, Q, Q, learnable_sink=torch.ones(3))),
+        ("attn_bias", lambda: xformers.memory_efficient_attention(Q, Q, Q, attn_bias=WRONG_MASK.float())),
+        ("p", lambda: xformers.memory_efficient_attention(Q, Q, Q, p=3)),
+        ("logits_soft_cap", lambda: flashinfer.single_prefill_with_kv_cache(*[Q[0]] * 3, logits_soft_cap=-2)),
+    ],
+)
+def test_an_entrance_says_its_own_name_of_an_argument(name, call):
+    with pytest.raises((TypeError, ValueError)) as raised:
+        call()
+    assert str(raised.value).startswith(f"{name}: ")

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from flash_attention.arguments.head_dim import padded
 from flash_attention.arguments.keywords import refuse_keywords
+from flash_attention.arguments.names import Renamed
 from flash_attention.arguments.shapes import parts_of
 from flash_attention.compat.flash_attn.kv_cache import flash_attn_with_kvcache
 from flash_attention.compat.flash_attn.options_of_3 import options_of_3
@@ -51,7 +52,17 @@ def __getattr__(name: str):
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-_NAMES = {"window": "window_size", "scale": "softmax_scale", "sink": "learnable_sink"}  # what callers know ours by
+# What callers know ours by.
+_NAMES = {
+    "window": "window_size",
+    "window_left": "window_size[0]",
+    "window_right": "window_size[1]",
+    "scale": "softmax_scale",
+    "sink": "learnable_sink",
+    "cu_seqlens_kv": "cu_seqlens_k",
+    "seqused_kv": "seqused_k",
+    "max_seqlen_kv": "max_seqlen_k",
+}
 _CALLER = Caller(names=_NAMES, any_form=True, function="flash_attn_func")
 
 USE_TRITON_ROCM = False  # asked by FlashAttention-2's tests, as is the next
@@ -319,10 +330,11 @@ def _options(dropout_p, scale, causal, window, softcap, alibi_slopes, determinis
 
 def _with_probs(q, k, v, options, return_attn_probs):
     """What FlashAttention-2 returns: out, or (out, softmax_lse, S_dmask)."""
-    if not return_attn_probs:
-        return padded(q, k, v, **options)
-    if not options["dropout_p"]:
-        return *padded(q, k, v, return_lse=True, **options), q.new_empty(0)
-    seed = int(torch.randint(2**63 - 1, (), device="cpu"))
-    out, lse = padded(q, k, v, return_lse=True, seed=seed, **options)
+    with Renamed(_NAMES):
+        if not return_attn_probs:
+            return padded(q, k, v, **options)
+        if not options["dropout_p"]:
+            return *padded(q, k, v, return_lse=True, **options), q.new_empty(0)
+        seed = int(torch.randint(2**63 - 1, (), device="cpu"))
+        out, lse = padded(q, k, v, return_lse=True, seed=seed, **options)
     return out, lse, signed_weights(q.detach(), k.detach(), seed, **options)

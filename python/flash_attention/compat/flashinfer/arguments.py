@@ -65,6 +65,10 @@ def scale_of(head_dim, sm_scale, q_scale=None, k_scale=None):
     return scale
 
 
+# What callers know the arguments of attention() by.
+NAMES = {"softcap": "logits_soft_cap", "scale": "sm_scale", "sink": "sinks", "mask": "custom_mask"}
+
+
 def finish(out, lse, v_scale, into, lse_into, return_lse, lse_base="log2", lse_layout="NH"):
     """FlashInfer's results from out and the natural lse (None if it is not asked for), a row for each token; written to
     `into` and `lse_into` if they are given. lse_base: "log2" or "ln"; lse_layout: "NH", or "HN" for heads first."""

@@ -8,7 +8,9 @@ from torch import Tensor
 
 from flash_attention.arguments.head_dim import padded_cache, padded_narrow
 from flash_attention.arguments.keywords import refuse_keywords
+from flash_attention.arguments.names import Renamed
 from flash_attention.compat.flashinfer.arguments import (
+    NAMES,
     check_heads,
     direct,
     finish,
@@ -53,16 +55,17 @@ def single_decode_with_kv_cache(
         raise ValueError(f"q: got shape {list(q.shape)}; expected [num_qo_heads, head_dim]")
     k, v = (nhd(name, tensor, kv_layout) for name, tensor in (("k", k), ("v", v)))
     q, k, v = positions.rotated(q[None], k, v)
-    out, lse = padded_narrow(
-        q[None],
-        k[None],
-        v[None],
-        scale=scale_of(q.shape[-1], sm_scale, q_scale, k_scale),
-        softcap=logits_soft_cap or 0.0,
-        window=(window_left, 0),
-        alibi_slopes=positions.slopes(q.shape[-2], q.device),
-        return_lse=True,
-    )
+    with Renamed(NAMES):
+        out, lse = padded_narrow(
+            q[None],
+            k[None],
+            v[None],
+            scale=scale_of(q.shape[-1], sm_scale, q_scale, k_scale),
+            softcap=logits_soft_cap or 0.0,
+            window=(window_left, 0),
+            alibi_slopes=positions.slopes(q.shape[-2], q.device),
+            return_lse=True,
+        )
     return finish(out[0, 0], lse[0, :, 0], v_scale, None, None, return_lse)
 
 
@@ -203,21 +206,22 @@ class BatchDecodeWithPagedKVCacheWrapper:
         place = direct(out, q, v, v_scale)
         rows = q[:, None] if tokens == 1 else q.unflatten(0, (-1, tokens))
         rows, k, v, table = self._positions.over_pages(rows, k, v, table, lengths)
-        found = padded_cache(
-            rows,
-            k,
-            v,
-            page_table=table,
-            seqused_kv=lengths,
-            sink=sinks,
-            alibi_slopes=self._positions.slopes(heads_q, q.device),
-            scale=scale_of(head_dim, options["sm_scale"], q_scale, k_scale),
-            softcap=options["logits_soft_cap"] or 0.0,
-            window=(options["window_left"] if window_left is None else window_left, options["window_right"]),
-            invariant=True if options["fixed_split_size"] is not None else None,
-            return_lse=with_lse,
-            out=None if place is None else place.unflatten(0, (-1, tokens)),
-        )
+        with Renamed(NAMES):
+            found = padded_cache(
+                rows,
+                k,
+                v,
+                page_table=table,
+                seqused_kv=lengths,
+                sink=sinks,
+                alibi_slopes=self._positions.slopes(heads_q, q.device),
+                scale=scale_of(head_dim, options["sm_scale"], q_scale, k_scale),
+                softcap=options["logits_soft_cap"] or 0.0,
+                window=(options["window_left"] if window_left is None else window_left, options["window_right"]),
+                invariant=True if options["fixed_split_size"] is not None else None,
+                return_lse=with_lse,
+                out=None if place is None else place.unflatten(0, (-1, tokens)),
+            )
         found, natural = found if with_lse else (found, None)
         natural = natural.transpose(1, 2).flatten(0, 1) if with_lse else None
         if place is not None:

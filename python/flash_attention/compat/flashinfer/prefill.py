@@ -8,8 +8,10 @@ from torch import Tensor
 
 from flash_attention.arguments.head_dim import padded_cache, padded_narrow
 from flash_attention.arguments.keywords import refuse_keywords
+from flash_attention.arguments.names import Renamed
 from flash_attention.arguments.tables import check_starts
 from flash_attention.compat.flashinfer.arguments import (
+    NAMES,
     check_heads,
     direct,
     finish,
@@ -71,18 +73,19 @@ def single_prefill_with_kv_cache(
     if mask is not None and tuple(mask.shape) != (q.shape[0], k.shape[0]):
         raise ValueError(f"custom_mask: got shape {list(mask.shape)}; expected {[q.shape[0], k.shape[0]]}")
     q, k, v = positions.rotated(q, k, v)
-    out, lse = padded_narrow(
-        q[None],
-        k[None],
-        v[None],
-        scale=scale_of(q.shape[-1], sm_scale, None, k_scale),
-        softcap=logits_soft_cap or 0.0,
-        causal=causal and mask is None,
-        window=(window_left, -1),
-        mask=None if mask is None else mask.bool()[None, None],
-        alibi_slopes=positions.slopes(q.shape[1], q.device),
-        return_lse=True,
-    )
+    with Renamed(NAMES):
+        out, lse = padded_narrow(
+            q[None],
+            k[None],
+            v[None],
+            scale=scale_of(q.shape[-1], sm_scale, None, k_scale),
+            softcap=logits_soft_cap or 0.0,
+            causal=causal and mask is None,
+            window=(window_left, -1),
+            mask=None if mask is None else mask.bool()[None, None],
+            alibi_slopes=positions.slopes(q.shape[1], q.device),
+            return_lse=True,
+        )
     out, lse = out[0], lse[0].transpose(0, 1)
     return finish(out if o_dtype is None else out.to(o_dtype), lse, v_scale, None, None, return_lse)
 
@@ -265,25 +268,26 @@ class BatchPrefillWithPagedKVCacheWrapper:
         table, lengths = self._tables.over(k, heads_kv, head_dim)
         q, k, v, table = self._positions.over_pages(q, k, v, table, lengths, self._starts)
         place = direct(out, q, v, v_scale)
-        found = padded_cache(
-            q,
-            k,
-            v,
-            page_table=table,
-            seqused_kv=lengths,
-            cu_seqlens_q=self._starts,
-            max_seqlen_q=self._most,
-            mask=self._mask,
-            sink=sinks,
-            alibi_slopes=self._positions.slopes(heads_q, q.device),
-            scale=scale_of(head_dim, sm_scale, q_scale, k_scale),
-            softcap=options["logits_soft_cap"] or 0.0,
-            causal=options["causal"],
-            window=(options["window_left"] if window_left is None else window_left, -1),
-            invariant=self._invariant,
-            return_lse=with_lse,
-            out=place,
-        )
+        with Renamed(NAMES):
+            found = padded_cache(
+                q,
+                k,
+                v,
+                page_table=table,
+                seqused_kv=lengths,
+                cu_seqlens_q=self._starts,
+                max_seqlen_q=self._most,
+                mask=self._mask,
+                sink=sinks,
+                alibi_slopes=self._positions.slopes(heads_q, q.device),
+                scale=scale_of(head_dim, sm_scale, q_scale, k_scale),
+                softcap=options["logits_soft_cap"] or 0.0,
+                causal=options["causal"],
+                window=(options["window_left"] if window_left is None else window_left, -1),
+                invariant=self._invariant,
+                return_lse=with_lse,
+                out=place,
+            )
         found, natural = found if with_lse else (found, None)
         natural = natural.transpose(0, 1) if with_lse else None
         if place is not None:

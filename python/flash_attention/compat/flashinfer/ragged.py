@@ -7,8 +7,17 @@ import torch
 from torch import Tensor
 
 from flash_attention.arguments.head_dim import padded, padded_cache
+from flash_attention.arguments.names import Renamed
 from flash_attention.arguments.tables import check_starts
-from flash_attention.compat.flashinfer.arguments import check_heads, check_layout, finish, nhd, refuse_given, scale_of
+from flash_attention.compat.flashinfer.arguments import (
+    NAMES,
+    check_heads,
+    check_layout,
+    finish,
+    nhd,
+    refuse_given,
+    scale_of,
+)
 from flash_attention.compat.flashinfer.masks import Items, mask_of_batch
 from flash_attention.compat.flashinfer.positions import Positions
 from flash_attention.compat.flashinfer.variant import sinks_and_scale, takes_sinks
@@ -180,7 +189,8 @@ class BatchPrefillWithRaggedKVCacheWrapper:
             "return_lse": True,
         }
         narrow = k.element_size() == 1 and q.element_size() > 1
-        found, natural = self._over_rows(q, k, v, given) if narrow else self._packed(q, k, v, given)
+        with Renamed(NAMES):
+            found, natural = self._over_rows(q, k, v, given) if narrow else self._packed(q, k, v, given)
         return finish(found, natural.transpose(0, 1), v_scale, out, lse, return_lse, lse_base, lse_layout)
 
     run_return_lse = functools.partialmethod(run, return_lse=True)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from flash_attention.arguments.head_dim import padded
 from flash_attention.arguments.keywords import refuse_keywords
+from flash_attention.arguments.names import Renamed
 from flash_attention.compat.xformers import attn_bias
 from flash_attention.compat.xformers.attn_bias import (
     AttentionBias,
@@ -186,16 +187,21 @@ def merge_attentions(
     return out.view(outs[0].shape), lse.view(lses[0].shape) if write_lse else None
 
 
+# What callers know ours by.
+_NAMES = {"q": "query", "k": "key", "v": "value", "bias": "attn_bias", "mask": "attn_bias", "dropout_p": "p"}
+
+
 def _run(query, key, value, bias, p, scale, dtype):
     """(out, lse) in the axes of query."""
     q, k, v = (_heads(name, tensor) for name, tensor in (("query", query), ("key", key), ("value", value)))
     if query.dim() == 5:
         k, v = _groups(key, value, k, v)
     options = {"dropout_p": p, "scale": scale, "return_lse": True}
-    if bias is None or isinstance(bias, Tensor):
-        out, lse = padded(q, k, v, bias=_tensor_bias(bias, query.dim()), **options)
-    else:
-        out, lse = _with_class(q, k, v, bias, query.dim(), options)
+    with Renamed(_NAMES):
+        if bias is None or isinstance(bias, Tensor):
+            out, lse = padded(q, k, v, bias=_tensor_bias(bias, query.dim()), **options)
+        else:
+            out, lse = _with_class(q, k, v, bias, query.dim(), options)
     out = out.reshape(*query.shape[:-1], v.shape[-1])
     if query.dim() == 5:
         lse = lse.unflatten(1, query.shape[2:4])
