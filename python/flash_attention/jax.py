@@ -285,5 +285,11 @@ def _register(done=[]):  # noqa: B006 - once per process
             "or with jaxlib installed if the build is not isolated"
         )
     for platform, target in _core.jax_targets.items():
-        jax.ffi.register_ffi_target("flash_attention", target, platform=platform)
+        try:
+            jax.ffi.register_ffi_target("flash_attention", target, platform=platform)
+        except jax.errors.JaxRuntimeError as error:
+            raise ImportError(
+                f"jaxlib {jax.lib.__version__} does not take calls of flash_attention, which was built with the headers of "
+                "a newer jaxlib; upgrade jax, or build flash_attention again with `pip install .`"
+            ) from error
     done.append(True)

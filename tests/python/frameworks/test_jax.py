@@ -350,3 +350,12 @@ def test_lists_of_blocks_with_a_bias():
     numpy.testing.assert_allclose(jax.grad(loss)(q, bias), exact.grad.numpy(), atol=1e-4, rtol=1e-3)
     with pytest.raises(NotImplementedError, match=r"^bias: "):
         jax.grad(loss, argnums=1)(q, bias)
+
+
+def test_a_jaxlib_older_than_the_headers_is_named(monkeypatch):
+    def refuse(*_, **__):
+        raise jax.errors.JaxRuntimeError("INVALID_ARGUMENT: the handler's API version (0.5) is incompatible")
+
+    monkeypatch.setattr(jax.ffi, "register_ffi_target", refuse)
+    with pytest.raises(ImportError, match=rf"jaxlib {jax.lib.__version__} does not take calls .* upgrade jax"):
+        flash_attention.jax._register(done=[])
