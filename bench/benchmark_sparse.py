@@ -1,4 +1,5 @@
-"""Times attention over selected keys: lists of tokens over latent keys, and lists of blocks, forward and backward.
+"""Times attention over selected keys: lists of tokens over latent keys and over grouped heads, and lists of blocks, forward
+and backward.
 
     python bench/benchmark_sparse.py                              # every case, on a GPU
     python bench/benchmark_sparse.py --cases prefill video --json sparse.json
@@ -22,6 +23,10 @@ MLA = {  # batch, queries, keys, heads, entries
     "prefill_64": (1, 4096, 8192, 64, 2048),
     "decode": (128, 2, 32768, 128, 2048),
     "decode_16": (128, 1, 32768, 16, 2048),
+}
+GROUPED = {  # batch, queries, keys, query heads, key heads, entries, page size
+    "grouped": (1, 2048, 8192, 64, 4, 2048, 0),
+    "grouped_decode": (64, 1, 32768, 32, 8, 2048, 64),
 }
 BLOCKS = {  # tokens, query heads, key heads, queries and keys of a block, entries, near, causal
     "video": (109632, 7, 7, 64, 64, 64, False, False),
@@ -63,6 +68,33 @@ def latent(name, timer):
         assert error < 0.02, f"{name}: differs from float64 by {error}"
     (row,) = timer.in_turn([timer.warmed(call)])
     return {name: (row, 2 * batch * tokens * heads * entries * (576 + 512))}
+
+
+def grouped(name, timer):
+    """Keys of 128 columns, in pages or not, on the planner's kernel and on that of CUDA cores."""
+    batch, tokens, keys, heads, heads_kv, entries, page = GROUPED[name]
+    device, dim = timer.device, 128
+    generator = torch.Generator(device).manual_seed(1)
+    q = torch.randn(batch, tokens, heads, dim, device=device, dtype=torch.bfloat16)
+    k, v = (torch.randn(batch, keys, heads_kv, dim, device=device, dtype=torch.bfloat16) for _ in range(2))
+    lists = distinct(batch * tokens, keys, entries, generator).view(batch, tokens, 1, entries)
+    options = {"key_indices": lists}
+    if page:
+        table = torch.randperm(batch * keys // page, device=device, generator=generator).view(batch, -1)
+        options |= {"page_table": table.int(), "seqused_kv": torch.full((batch,), keys, device=device, dtype=torch.int32)}
+        pages = [torch.empty(table.numel(), page, heads_kv, dim, device=device, dtype=torch.bfloat16) for _ in range(2)]
+        for whole, part in zip((k, v), pages, strict=True):
+            part[table.flatten()] = whole.view(-1, page, heads_kv, dim)
+    cache = pages if page else (k, v)
+    calls = {name: lambda: attention_over_cache(q, *cache, **options)}
+    calls[f"{name}, CUDA cores"] = lambda: attention_over_cache(q, *cache, **options, kernel="forward/listed")
+    for call in calls.values():
+        out = call()
+        for b, i in ((0, 0), (batch - 1, tokens - 1)):
+            error = error_of(out[b, i], q[b, i], k[b], v[b], [lists[b, i, 0].long()] * heads, dim**-0.5)
+            assert error < 0.02, f"{name}: differs from float64 by {error}"
+    found = timer.in_turn([timer.warmed(call) for call in calls.values()])
+    return {key: (row, 4 * batch * tokens * heads * entries * dim) for key, row in zip(calls, found, strict=True)}
 
 
 def in_blocks(name, timer):
@@ -122,10 +154,13 @@ def in_blocks(name, timer):
     return {key: (row, count) for key, row, count in zip(calls, found, counts, strict=True)}
 
 
+CASES = [*MLA, *GROUPED, *BLOCKS]
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     command.add_device(parser)
-    parser.add_argument("--cases", nargs="+", default=[*MLA, *BLOCKS], help=", ".join((*MLA, *BLOCKS)))
+    parser.add_argument("--cases", nargs="+", default=CASES, help=", ".join(CASES))
     parser.add_argument("--seconds", type=float, default=0.15, help="of samples for each entry")
     command.add_json(parser)
     arguments = parser.parse_args()
@@ -133,7 +168,7 @@ def main():
     kept = command.Times(arguments.json, arguments.device)
     for case in arguments.cases:
         with kept.problem(case):
-            found = (latent if case in MLA else in_blocks)(case, timer)
+            found = (latent if case in MLA else grouped if case in GROUPED else in_blocks)(case, timer)
             rows = {name: row for name, (row, _) in found.items()}
             for name, (row, flops) in found.items():
                 row["tflops"] = None if math.isnan(flops) else round(flops / row["ms"] / 1e9, 1)

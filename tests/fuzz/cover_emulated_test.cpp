@@ -339,5 +339,33 @@ INSTANTIATE_TEST_SUITE_P(
       return name;
     });
 
+/// What decode/sm80 takes of forward/listed's problems: 16 bits, and scores that do not depend on a key's place.
+Domain decoded_lists() {
+  Domain domain = domain_of("forward/listed");
+  domain.without(dtype, {"float32"}).only(bias, {"off"}).only(bias_shape, {"unused"}).only(alibi, {"off"});
+  domain.only(slopes, {"unused"}).only(mask, {"off"}).only(mask_shape, {"unused"}).only(dropout, {"off"});
+  domain.without(inputs, {"infinite_bias"}).without(layout, {"odd", "fours"}).without(scale, {"negative", "zero"});
+  return domain.without(head_dim, {"any"});
+}
+
+/// Lists of keys on tensor cores: a few problems in `make test`.
+TEST(CoverEmulatedLists, DecodeMatchesTheOracle) {
+  constexpr int in_short = 10, max_failures = 3;
+  const testing::Target target{.device = {.kind = DeviceKind::emulator, .emulated_arch = 80}, .kernel = "decode/sm80"};
+  emulator::set_num_sms(3);
+  int taken = 0, failed = 0;
+  for (GeneratedProblem& problem : listed_problems(decoded_lists(), share, array_seed(), small)) {
+    if (failed > max_failures || (!testing::with_long_tail() && taken == in_short)) break;
+    if (!testing::rejection(problem.c, target).empty()) continue;
+    ++taken;
+    problem.c.narrow_products = testing::rounds_products(problem.c, target);
+    const testing::Expected expected = testing::expect(problem.c, false);
+    emulator::set_seed(static_cast<std::uint64_t>(problem.number));
+    failed += !check_problem(problem, target, expected);
+  }
+  emulator::set_num_sms(0);
+  EXPECT_GE(taken, in_short);
+}
+
 }  // namespace
 }  // namespace flash_attention::fuzz

@@ -21,7 +21,10 @@ std::vector<GeneratedProblem> problems(const Domain& domain, int share, std::uin
 
 std::vector<GeneratedProblem> problems(std::string_view kernel, int share, std::uint64_t seed, const Sizes& sizes) {
   const Domain domain = domain_of(kernel);
-  if (!kernel.ends_with("/listed")) return problems(domain, share, seed, sizes);
+  return kernel.ends_with("/listed") ? listed_problems(domain, share, seed, sizes) : problems(domain, share, seed, sizes);
+}
+
+std::vector<GeneratedProblem> listed_problems(const Domain& domain, int share, std::uint64_t seed, const Sizes& sizes) {
   std::vector<GeneratedProblem> all;
   const std::uint64_t base = seed * 0x9E3779B97F4A7C15ull;
   for (const ListedRow& listed : with_lists(cover(domain, share, seed), share, seed)) {

@@ -26,5 +26,7 @@ std::uint64_t configuration_seed(std::uint64_t seed, int number, int share);
 /// configuration. The same for the same arguments, on every machine.
 std::vector<GeneratedProblem> problems(std::string_view kernel, int share, std::uint64_t seed, const Sizes& sizes = {});
 std::vector<GeneratedProblem> problems(const Domain& domain, int share, std::uint64_t seed, const Sizes& sizes = {});
+/// The same with lists of keys.
+std::vector<GeneratedProblem> listed_problems(const Domain& domain, int share, std::uint64_t seed, const Sizes& sizes = {});
 
 }  // namespace flash_attention::fuzz
