@@ -33,7 +33,8 @@ std::vector<std::string> domains_of(const StressOptions& options) {
 std::vector<testing::Target> targets_of(const testing::Case& c, const StressOptions& options) {
   std::vector<testing::Target> targets;
   const Problem& p = c.problem;
-  const bool forward_alone = p.page_size != 0 || p.left_padding || p.kv_dtype.has_value() || p.latent;
+  const bool forward_alone = p.page_size != 0 || p.left_padding || p.kv_dtype.has_value() || p.latent ||
+                             p.bit_mask.kind != BitMaskKind::none || p.sequence_windows;
   const auto add = [&](const std::string& kernel, Pass pass) {
     if (forward_alone && pass != Pass::forward) return;
     const testing::Target target{.device = options.device, .kernel = kernel, .pass = pass};

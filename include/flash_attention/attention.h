@@ -83,6 +83,10 @@ struct Buffers {
   const float* sink_tangent = nullptr;
   void* out_tangent = nullptr;
   float* lse_tangent = nullptr;
+
+  const std::uint8_t* bit_mask = nullptr;          ///< Problem::bit_mask
+  const std::int32_t* bit_mask_offsets = nullptr;  ///< BitMask::offsets; [batch + 1], in bytes of bit_mask
+  const std::int32_t* sequence_windows = nullptr;  ///< Problem::sequence_windows; [batch, 2], left and right
 };
 
 /// What a GPU finds out about the masks of a call before it attends, kept for later calls: docs/masks.md, "Prepared masks".

@@ -103,6 +103,10 @@ typedef struct flash_attention_problem {
   int64_t key_list_entries, key_list_heads, key_list_block_q, key_list_block_kv;
   int32_t key_list_counts;                                   /* buffers have key_counts */
   int32_t return_max_logit, return_key_mass, return_entropy; /* statistics; 0 = off */
+  int32_t bit_mask_kind; /* BitMask of problem.h: 0 = none, 1 = of keys, 2 = of drafts */
+  int64_t bit_mask_row_bytes;
+  int32_t bit_mask_offsets; /* buffers have bit_mask_offsets */
+  int32_t sequence_windows;
 } flash_attention_problem;
 
 typedef struct flash_attention_buffers {
@@ -134,6 +138,8 @@ typedef struct flash_attention_buffers {
   const float* sink_tangent;
   void* out_tangent;
   float* lse_tangent;
+  const uint8_t* bit_mask;
+  const int32_t *bit_mask_offsets, *sequence_windows;
 } flash_attention_buffers;
 
 typedef struct flash_attention_options {

@@ -98,6 +98,26 @@ struct BlockMask {
   friend bool operator==(const BlockMask&, const BlockMask&) = default;
 };
 
+/// Which keys a bit mask has bits of.
+enum class BitMaskKind : std::uint8_t {
+  none,    ///< there is no bit mask
+  keys,    ///< of all keys of a sequence
+  drafts,  ///< of as many of the last keys as the sequence has queries, such as a tree of drafted tokens; the others are
+           ///< seen
+};
+
+/// Which keys a query sees, a bit each, from the lowest bit of a byte up, for all heads; Buffers::bit_mask has the bytes.
+/// Of `keys`, sequence b has the bytes from bit_mask_offsets[b] to the next one's, and its queries' bits follow each other
+/// without gaps. Of `drafts`, each query has row_bytes: [batch, seq_q, row_bytes], packed [total_q, row_bytes], or with
+/// offsets from there on. With offsets, a sequence without bytes has no mask. docs/numerics.md, "Masks of bits".
+struct BitMask {
+  BitMaskKind kind = BitMaskKind::none;
+  std::int64_t row_bytes = 0;  ///< drafts: of a query
+  bool offsets = false;        ///< Buffers::bit_mask_offsets says where a sequence begins; keys always have them
+
+  friend bool operator==(const BitMask&, const BitMask&) = default;
+};
+
 /// What the entries of a list of keys are.
 enum class KeyListKind : std::uint8_t {
   none,    ///< there are no lists
@@ -202,6 +222,9 @@ struct Problem {
   bool return_key_mass = false;
   bool return_entropy = false;
 
+  BitMask bit_mask{};             ///< forward
+  bool sequence_windows = false;  ///< forward: sequence b has the window sequence_windows[b], too; -1 = all
+
   friend bool operator==(const Problem&, const Problem&) = default;
 };
 
@@ -214,6 +237,7 @@ FLASH_ATTENTION_API std::string_view to_string(Alignment alignment);
 FLASH_ATTENTION_API std::string_view to_string(ScaleKind kind);
 FLASH_ATTENTION_API std::string_view to_string(Precision precision);
 FLASH_ATTENTION_API std::string_view to_string(KeyListKind kind);
+FLASH_ATTENTION_API std::string_view to_string(BitMaskKind kind);
 FLASH_ATTENTION_API std::size_t size_of(Dtype dtype);
 
 /// Multiplications and additions that the visible scores need: 2 * (head_dim + head_dim_v) a score, 2.5 times that for

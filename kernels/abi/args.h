@@ -124,6 +124,11 @@ struct AttentionArgs {
   float* entropy;          // layout of lse
   const float* dkey_mass;  // backward: layout of key_mass
   const float* dentropy;   // backward: layout of lse
+  // A bit mask; meaningful where Features says so.
+  const unsigned char* bit_mask;
+  const int* bit_offsets;       // [batch + 1], in bytes
+  int bit_row_bytes;            // of drafts: from a query to the next
+  const int* sequence_windows;  // [batch, 2], left and right; negative: no bound
 };
 
 static_assert(sizeof(TensorMap) == 128 && sizeof(TensorView) == 32 && sizeof(ScoreView) == 32);

@@ -52,10 +52,15 @@ struct Features {
   bool max_logit = false;              // forward: the largest score of each row
   bool key_mass = false;               // backward: a gradient flows through it
   bool entropy = false;                // of each row; backward: a gradient flows through it
+  bool key_bits = false;               // a bit mask of all keys of a sequence
+  bool draft_bits = false;             // a bit mask of the last keys, as many as there are queries
+  bool bit_offsets = false;            // offsets say where a sequence's bits begin
+  bool sequence_windows = false;       // sequences have windows of their own; window_left and window_right are on, too
 
   constexpr bool has_window() const { return window_left || window_right; }
   /// The rows or keys of a sequence may be fewer than those of the tensors.
   constexpr bool has_lengths() const { return packed || seqused_q || seqused_kv || key_lengths || left_padding; }
+  constexpr bool bit_mask() const { return key_bits || draft_bits; }
   constexpr bool has_program() const { return score_program || mask_program; }
   /// A score is more than the dot product times a constant, which softmax folds into its exponent.
   constexpr bool modifies_scores() const { return softcap || bias || alibi || score_program; }
@@ -65,12 +70,13 @@ struct Features {
   constexpr bool has_tile_map() const { return has_mask_data() || mask_map || precomputed_mask_bits; }
   /// Keys may be hidden from some queries and not from others.
   constexpr bool hides_keys() const {
-    return has_window() || mask || left_padding || score_hides || has_mask_data() || precomputed_mask_bits || key_list;
+    return has_window() || mask || left_padding || score_hides || has_mask_data() || precomputed_mask_bits || key_list ||
+           bit_mask();
   }
   /// Statistics of the scores, beside lse.
   constexpr bool has_statistics() const { return max_logit || key_mass || entropy; }
   /// Something is done to each score by itself: it is modified, hidden or dropped.
-  constexpr bool touches_scores() const { return modifies_scores() || mask || dropout || has_tile_map(); }
+  constexpr bool touches_scores() const { return modifies_scores() || mask || bit_mask() || dropout || has_tile_map(); }
 };
 
 /// The elements of K and V.

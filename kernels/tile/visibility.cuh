@@ -1,5 +1,6 @@
 #pragma once
 
+#include "tile/bit_mask.cuh"
 #include "tile/program.cuh"
 #include "tile/sequence.cuh"
 #include "tile/tile_map.cuh"
@@ -41,6 +42,7 @@ struct Visibility {
   long long mask_stride;
   MaskData<features> data;  // hidden rows, blocks and a mask program
   TileMap<features> map;    // what they say of tiles
+  SequenceBits<features> bits;
 
   __device__ __forceinline__ Visibility(const AttentionArgs& args, const Sequence& sequence, int head_idx)
       : len_q(sequence.len_q),
@@ -51,13 +53,24 @@ struct Visibility {
         window_left(args.window_left),
         window_right(args.window_right),
         data(args, sequence, head_idx),
-        map(args, sequence, head_idx) {
+        map(args, sequence, head_idx),
+        bits(args, sequence) {
+    if constexpr (features.sequence_windows) {
+      window_left = tighter(window_left, args.sequence_windows[2 * sequence.batch_idx]);
+      window_right = tighter(window_right, args.sequence_windows[2 * sequence.batch_idx + 1]);
+    }
     if constexpr (features.chunk) chunk = args.chunk;
     if constexpr (features.mask) {
       mask = static_cast<const unsigned char*>(args.mask.data) + sequence.batch_idx * args.mask.batch_stride +
              head_idx * args.mask.head_stride;
       mask_stride = args.mask.q_stride;
     }
+  }
+
+  /// Of two bounds the nearer one; a negative one is none.
+  __device__ __forceinline__ static int tighter(int bound, int other) {
+    constexpr int far = 0x3fffffff;  // adding a position does not overflow
+    return min(bound < 0 ? far : bound, other < 0 || other > far ? far : other);
   }
 
   /// The edges of query i's window, the second excluded. Both grow with i.
@@ -90,11 +103,19 @@ struct Visibility {
   }
   __device__ __forceinline__ KeyRange keys_of_all(int q_begin, int q_end) const {
     if (features.mask || features.has_mask_data() || features.precomputed_mask_bits || q_begin >= len_q) return {0, 0};
-    return {keys_of(min(q_end, len_q) - 1).begin, keys_of(q_begin).end};
+    KeyRange range{keys_of(min(q_end, len_q) - 1).begin, keys_of(q_begin).end};
+    if constexpr (features.bit_mask()) range.end = bits.seen_by_all(range.end);
+    return range;
   }
 
   /// Whether query i sees key j of its range.
   __device__ __forceinline__ bool visible(const KeyRange& range, int i, int j) const {
+    bool result = visible_but_by_bits(range, i, j);
+    if constexpr (features.bit_mask()) result = result && bits.shows(i, j);
+    return result;
+  }
+  /// The same, whatever a bit mask says.
+  __device__ __forceinline__ bool visible_but_by_bits(const KeyRange& range, int i, int j) const {
     bool result = j < range.end;
     if constexpr (features.window_left || features.left_padding) result = result && j >= range.begin;
     if constexpr (features.mask) result = result && mask[i * mask_stride + j] != 0;
@@ -161,6 +182,7 @@ struct Visibility {
     if constexpr ((features.mask && !features.mask_map) || features.score_hides) return false;
     const int q_last = min(q_begin + block_q, len_q) - 1;
     bool result = kv_begin + block_kv <= visible_kv;
+    if constexpr (features.bit_mask()) result = result && kv_begin + block_kv <= bits.seen_by_all(visible_kv);
     if constexpr (features.left_padding) result = result && kv_begin >= first_kv;
     if constexpr (features.window_left) result = result && kv_begin >= window_begin(q_last);
     if constexpr (features.window_right) result = result && kv_begin + block_kv - 1 <= window_end(q_begin) - 1;

@@ -36,7 +36,7 @@ constexpr int order_of_cache[] = {
     arg_causal,      arg_window,        arg_softcap,         arg_alibi_slopes, arg_mask,         arg_sink,
     arg_scale,       arg_return_lse,    arg_kernel,          arg_invariant,    arg_k_scale,      arg_v_scale,
     arg_cache_dtype, arg_latent,        arg_attention_chunk, arg_out,          arg_key_indices,  arg_key_blocks,
-    arg_key_counts,  arg_key_block_size};
+    arg_key_counts,  arg_key_block_size, arg_bit_mask,       arg_sequence_windows};
 
 /// Which argument each of a call's keywords is; -1 for one that is none.
 std::vector<int> places_of(PyObject* names) {

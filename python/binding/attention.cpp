@@ -62,7 +62,8 @@ constexpr int off_always[] = {
     alibi_slopes,  sink,         cu_seqlens_q,  cu_seqlens_kv, seqused_q,         key_lengths,   hidden_rows,
     block_mask,    left_padding, k_scale,       v_scale,       q_scale,           arg_kernel,    arg_tile,
     arg_score_mod, arg_mask_mod, arg_q_descale, arg_k_descale, arg_v_descale,     arg_out_dtype, arg_cache_dtype,
-    arg_latent,    key_indices,  key_blocks,    key_counts,    arg_key_block_size};
+    arg_latent,    key_indices,  key_blocks,    key_counts,    arg_key_block_size,
+    bit_mask,      bit_mask_offsets, sequence_windows};
 
 [[maybe_unused]] bool is_zero(const Given& given, int argument) {
   PyObject* const value = given[argument];

@@ -14,14 +14,16 @@ from flash_attention.arguments.names import refusal
 from flash_attention.arguments.narrow import as_bytes, scale_tensor
 from flash_attention.arguments.options import make_options
 from flash_attention.arguments.shapes import lse_shape
+from flash_attention.masks.bits import bytes_of
 from flash_attention.options import NUM_OPTIONS, NUM_TENSORS, Options, Tensors
 from flash_attention.pytorch import flops as torch_flops
 from flash_attention.pytorch import ops as torch_ops
 from flash_attention.pytorch.gradients import refusing_gradients
 from flash_attention.routes import OVER_CACHE, route
 
-_CACHE_TENSORS = f"{torch_ops.TENSORS}, Tensor? page_table, Tensor? left_padding"
-_NUM_TENSORS = NUM_TENSORS + 2
+_OF_CACHES = ("page_table", "left_padding", "bit_mask", "bit_mask_offsets", "sequence_windows")
+_CACHE_TENSORS = ", ".join((torch_ops.TENSORS, *(f"Tensor? {name}" for name in _OF_CACHES)))
+_NUM_TENSORS = NUM_TENSORS + len(_OF_CACHES)
 _NARROW = "Tensor? k_scale=None, Tensor? v_scale=None, str codes='', bool latent=False"
 
 
@@ -56,6 +58,8 @@ def attention_over_cache(
     key_blocks: Tensor | None = None,
     key_counts: Tensor | None = None,
     key_block_size: tuple[int, int] | None = None,
+    bit_mask: Any = None,
+    sequence_windows: Tensor | None = None,
     **wrong: NoReturn,
 ) -> Any:
     """attention() over a cache of keys and values, in pages or not. Forward only; nothing waits for a GPU.
@@ -79,6 +83,10 @@ def attention_over_cache(
         latent: a key is its value followed by the columns of k, which is [..., head_dim - head_dim_v]: multi-head latent
             attention. One cache of both has them as views: k = cache[..., head_dim_v:], v = cache[..., :head_dim_v].
         cache_dtype: what the bytes of k and v in uint8 are: "e4m3", "e5m2" or "int8".
+        bit_mask: masks.BitMask, a bit for each query and key (masks.from_bits()) or drafted token (masks.draft_tree()), for
+            all heads. A query sees a key that the mask and everything else show.
+        sequence_windows: int32 [batch, 2], a window (left, right) for each sequence, which holds beside causal and window;
+            -1 is unlimited.
         out: a tensor for the result, as q with the last size of v, of any strides with a unit last one; made if None.
 
     The other arguments are those of attention(). Returns out as q, or (out, lse); a backward pass through them is refused.
@@ -88,7 +96,9 @@ def attention_over_cache(
     return route()(
         q, k, v, seqused_kv, page_table, left_padding, cu_seqlens_q, max_seqlen_q, seqused_q, causal, window, softcap,
         alibi_slopes, mask, sink, scale, return_lse, kernel, invariant, k_scale, v_scale, cache_dtype, latent,
-        attention_chunk, out, (key_indices, key_blocks, key_counts, key_block_size), caller=OVER_CACHE,
+        attention_chunk, out, (
+            key_indices, key_blocks, key_counts, key_block_size, bit_mask, sequence_windows,
+        ), caller=OVER_CACHE,
     )  # fmt: skip
 
 
@@ -96,15 +106,18 @@ def run(
     q, k, v, *, seqused_kv=None, page_table=None, left_padding=None, cu_seqlens_q=None, max_seqlen_q=0, seqused_q=None,
     causal=False, window=(-1, -1), softcap=0.0, alibi_slopes=None, mask=None, sink=None, scale=None, return_lse=False,
     kernel=None, invariant=None, k_scale=None, v_scale=None, cache_dtype=None, latent=False, attention_chunk=0, out=None,
-    key_indices=None, key_blocks=None, key_counts=None, key_block_size=None, caller="attention_over_cache",
+    key_indices=None, key_blocks=None, key_counts=None, key_block_size=None, bit_mask=None, sequence_windows=None,
+    caller="attention_over_cache",
 ):  # fmt: skip
     """attention_over_cache() of any form."""
     sources = q, k, v, sink, alibi_slopes
     k, v, codes = as_bytes(k, v, cache_dtype)
+    bits, offsets = bytes_of(bit_mask)
     tensors = Tensors(
         q, k, v, mask=mask, alibi_slopes=_single(alibi_slopes), sink=_single(sink), cu_seqlens_q=cu_seqlens_q,
         seqused_q=seqused_q, seqused_kv=seqused_kv, key_indices=key_indices, key_blocks=key_blocks, key_counts=key_counts,
-        page_table=page_table, left_padding=left_padding,
+        page_table=page_table, left_padding=left_padding, bit_mask=bits, bit_mask_offsets=offsets,
+        sequence_windows=sequence_windows,
     )  # fmt: skip
     narrow = (scale_tensor(k_scale, k.device), scale_tensor(v_scale, k.device), codes, latent)
     options = make_options(

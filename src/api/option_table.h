@@ -62,5 +62,6 @@
   X(k_scale_strides, same, nothing) X(v_scale_strides, same, nothing)                                       \
   X(latent, same, nothing)                                                                                  \
   X(q_dtype, same, nothing) X(q_scales, same, nothing) X(q_scale_strides, same, nothing)                    \
-  X(key_list, parts, hides)
+  X(key_list, parts, hides)                                                                                 \
+  X(bit_mask, parts, hides) X(sequence_windows, same, hides)
 // clang-format on

@@ -24,6 +24,8 @@ auto fields(const BlockMask& m) { return std::tie(m.block_q, m.block_kv, m.batch
 
 auto fields(const KeyList& l) { return std::tie(l.kind, l.entries, l.heads, l.block_q, l.block_kv, l.counts); }
 
+auto fields(const BitMask& m) { return std::tie(m.kind, m.row_bytes, m.offsets); }
+
 struct Hasher {
   std::uint64_t state = 0xcbf29ce484222325ull;
 
@@ -137,6 +139,12 @@ std::string to_string(const Problem& p) {
     if (p.key_list.heads != 1) out << " for each of " << p.key_list.heads << " heads";
     if (p.key_list.counts) out << ", with counts";
   }
+  if (p.bit_mask.kind != BitMaskKind::none) {
+    out << ", bits of " << to_string(p.bit_mask.kind);
+    if (p.bit_mask.kind == BitMaskKind::drafts) out << " in rows of " << p.bit_mask.row_bytes << " bytes";
+    if (p.bit_mask.offsets) out << " from offsets";
+  }
+  if (p.sequence_windows) out << ", a window for each sequence";
   if (p.key_lengths) out << ", key_lengths";
   if (p.seqused_q) out << ", seqused_q";
   if (p.seqused_kv) out << ", seqused_kv";
@@ -208,6 +216,18 @@ std::string_view to_string(KeyListKind kind) {
       return "keys";
     case KeyListKind::blocks:
       return "blocks";
+  }
+  return "unknown kind";
+}
+
+std::string_view to_string(BitMaskKind kind) {
+  switch (kind) {
+    case BitMaskKind::none:
+      return "none";
+    case BitMaskKind::keys:
+      return "keys";
+    case BitMaskKind::drafts:
+      return "drafts";
   }
   return "unknown kind";
 }

@@ -67,6 +67,8 @@ Sequence Call::sequence(std::int64_t b) const {
   s.len_kv = std::clamp<std::int64_t>(length(buffers.seqused_kv, b, s.rows_kv), 0, s.rows_kv);
   s.first_key = std::max<std::int64_t>(length(buffers.left_padding, b, 0), 0);
   s.end_key = std::min(s.len_kv, length(buffers.key_lengths, b, s.len_kv));
+  s.window_left = length(buffers.sequence_windows, 2 * b, -1);
+  s.window_right = length(buffers.sequence_windows, 2 * b + 1, -1);
   return s;
 }
 

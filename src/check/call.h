@@ -86,6 +86,8 @@ class Call {
 
   void hide_rows(std::int64_t b, std::int64_t head, std::int64_t begin, std::int64_t end, std::int64_t j,
                  std::int64_t width, std::vector<char>& shown) const;
+  void hide_bits(std::int64_t b, std::int64_t begin, std::int64_t end, std::int64_t j, std::int64_t width,
+                 std::vector<char>& shown) const;
   void hide_blocks(std::int64_t b, std::int64_t head, std::int64_t begin, std::int64_t end, std::int64_t j,
                    std::int64_t width, std::vector<char>& shown) const;
   std::int64_t length(const std::int32_t* lengths, std::int64_t b, std::int64_t otherwise) const;

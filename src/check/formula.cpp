@@ -15,7 +15,9 @@ bool visible(const Problem& p, const Extent& extent, std::int64_t i, std::int64_
     if (chunk_of(diagonal) != chunk_of(j)) return false;
   }
   return i < extent.len_q && j >= extent.first_key && j < extent.end_key &&
-         (p.window_left < 0 || j >= diagonal - p.window_left) && (right < 0 || j <= diagonal + right);
+         (p.window_left < 0 || j >= diagonal - p.window_left) && (right < 0 || j <= diagonal + right) &&
+         (extent.window_left < 0 || j >= diagonal - extent.window_left) &&
+         (extent.window_right < 0 || j <= diagonal + extent.window_right);
 }
 
 double tanh_of(float softcap, double score) { return std::tanh(score / softcap); }
@@ -25,6 +27,18 @@ Capped capped(float softcap, double tanh) { return {softcap * tanh, 1 - tanh * t
 bool hidden_by(const std::int32_t* bounds, int count, std::int64_t i) {
   if (count == 1) return i >= bounds[0];
   return (i >= bounds[0] && i < bounds[1]) || (count == 4 && i >= bounds[2] && i < bounds[3]);
+}
+
+bool shown_by(const BitMask& mask, const Bits& bits, const Extent& extent, std::int64_t i, std::int64_t j) {
+  if (!bits.present) return true;
+  std::int64_t bit = i * extent.len_kv + j;
+  if (mask.kind == BitMaskKind::drafts) {
+    const std::int64_t draft = j - (extent.len_kv - extent.len_q);
+    if (draft < 0) return true;
+    if (draft >= 8 * mask.row_bytes) return false;
+    bit = 8 * mask.row_bytes * i + draft;
+  }
+  return bit < 8 * bits.bytes && (bits.first[bit / 8] >> bit % 8 & 1) != 0;
 }
 
 std::int64_t listed(const KeyList& list, const std::int32_t* entries, std::int64_t count, std::int64_t j) {

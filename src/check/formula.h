@@ -11,8 +11,9 @@ namespace flash_attention::check {
 
 /// How much of one sequence counts.
 struct Extent {
-  std::int64_t len_q = 0, len_kv = 0;       // the diagonal follows these
-  std::int64_t first_key = 0, end_key = 0;  // keys before and from there on are hidden
+  std::int64_t len_q = 0, len_kv = 0;                // the diagonal follows these
+  std::int64_t first_key = 0, end_key = 0;           // keys before and from there on are hidden
+  std::int64_t window_left = -1, window_right = -1;  // the sequence's own; negative: none
 };
 
 /// Whether query i sees key j by lengths, window and chunks; masks and programs hide more.
@@ -27,6 +28,15 @@ Capped capped(float softcap, double tanh);
 
 /// Whether the bounds of a key (HiddenRows) hide it from query i.
 bool hidden_by(const std::int32_t* bounds, int count, std::int64_t i);
+
+/// A sequence's part of a bit mask: `bytes` from `first` on, or no mask.
+struct Bits {
+  bool present = false;
+  const std::uint8_t* first = nullptr;
+  std::int64_t bytes = 0;
+};
+/// Whether a bit mask shows key j to query i.
+bool shown_by(const BitMask& mask, const Bits& bits, const Extent& extent, std::int64_t i, std::int64_t j);
 
 /// How often a list of keys names key j of its sequence. A list of blocks is a set: at most once.
 std::int64_t listed(const KeyList& list, const std::int32_t* entries, std::int64_t count, std::int64_t j);

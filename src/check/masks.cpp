@@ -6,7 +6,8 @@
 namespace flash_attention::check {
 
 bool Call::has_masks() const {
-  return problem.mask.present || problem.hidden_rows.bounds != 0 || problem.block_mask.block_q != 0;
+  return problem.mask.present || problem.hidden_rows.bounds != 0 || problem.block_mask.block_q != 0 ||
+         problem.bit_mask.kind != BitMaskKind::none;
 }
 
 std::vector<char> Call::mask(std::int64_t b, std::int64_t head, std::int64_t begin, std::int64_t end, std::int64_t j,
@@ -22,7 +23,27 @@ std::vector<char> Call::mask(std::int64_t b, std::int64_t head, std::int64_t beg
   }
   if (problem.hidden_rows.bounds != 0) hide_rows(b, head, begin, end, j, width, shown);
   if (problem.block_mask.block_q != 0) hide_blocks(b, head, begin, end, j, width, shown);
+  if (problem.bit_mask.kind != BitMaskKind::none) hide_bits(b, begin, end, j, width, shown);
   return shown;
+}
+
+void Call::hide_bits(std::int64_t b, std::int64_t begin, std::int64_t end, std::int64_t j, std::int64_t width,
+                     std::vector<char>& shown) const {
+  const BitMask& mask = problem.bit_mask;
+  const Sequence s = sequence(b);
+  std::int64_t first = (problem.packed ? s.first_q : b * problem.seq_q) * mask.row_bytes, bytes = s.rows_q * mask.row_bytes;
+  if (mask.offsets) {
+    first = length(buffers.bit_mask_offsets, b, 0);
+    bytes = length(buffers.bit_mask_offsets, b + 1, 0) - first;
+  }
+  std::vector<std::uint8_t> part(static_cast<std::size_t>(std::max<std::int64_t>(bytes, 0)));
+  if (!part.empty()) std::memcpy(part.data(), fetch_(buffers.bit_mask + first, part.size(), scratch_), part.size());
+  const Bits bits{!mask.offsets || bytes > 0, part.data(), bytes};
+  for (std::int64_t i = begin; i < end; ++i) {
+    for (std::int64_t n = 0; n < width; ++n) {
+      if (!shown_by(mask, bits, s, i, j + n)) shown[static_cast<std::size_t>((i - begin) * width + n)] = 0;
+    }
+  }
 }
 
 std::vector<std::int64_t> Call::listed(std::int64_t b, std::int64_t head, std::int64_t begin, std::int64_t end,

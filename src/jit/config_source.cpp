@@ -141,6 +141,10 @@ std::string to_source(const abi::Features& config) {
   MEMBER(max_logit);
   MEMBER(key_mass);
   MEMBER(entropy);
+  MEMBER(key_bits);
+  MEMBER(draft_bits);
+  MEMBER(bit_offsets);
+  MEMBER(sequence_windows);
   return out.done();
 }
 

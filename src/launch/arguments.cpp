@@ -72,6 +72,10 @@ abi::AttentionArgs make_arguments(const Problem& p, const Plan& plan, const Buff
   args.seqused_kv = b.seqused_kv;
   args.key_lengths = b.key_lengths;
   args.left_padding = b.left_padding;
+  args.bit_mask = b.bit_mask;
+  args.bit_offsets = b.bit_mask_offsets;
+  args.bit_row_bytes = static_cast<int>(p.bit_mask.row_bytes);
+  args.sequence_windows = b.sequence_windows;
   args.page_table = b.page_table;
   args.page_table_stride = p.page_table_stride;
   args.page_size = static_cast<int>(p.page_size);

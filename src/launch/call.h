@@ -66,6 +66,7 @@ struct Call {
   const std::int32_t* seqused_kv = nullptr;
   const std::int32_t* key_lengths = nullptr;
   const std::int32_t* left_padding = nullptr;
+  const std::int32_t* sequence_windows = nullptr;  // [batch, 2], left and right; negative: no bound
 
   const std::int32_t* page_table = nullptr;  // null: no pages; else the batch stride of k and v leads from page to page
   std::int64_t page_table_stride = 0, page_size = 0;
@@ -76,6 +77,10 @@ struct Call {
   int hidden_bounds = 0;
   ScoreView block_mask;  // over blocks of mask_block_q queries and mask_block_kv keys
   int mask_block_q = 1, mask_block_kv = 1;
+  const std::uint8_t* bit_mask = nullptr;  // bits of keys, or with bit_mask_row_bytes of drafts
+  const std::int32_t* bit_mask_offsets = nullptr;
+  std::int64_t bit_mask_row_bytes = 0;
+  bool has_bit_mask = false;
   const float* alibi_slopes = nullptr;
   std::int64_t alibi_batch_stride = 0;
   const float* sink = nullptr;

@@ -88,6 +88,7 @@ Call make_call(const Problem& problem, const Plan& plan, int block_q, const Buff
   if (problem.seqused_kv) call.seqused_kv = buffers.seqused_kv;
   if (problem.key_lengths) call.key_lengths = buffers.key_lengths;
   if (problem.left_padding) call.left_padding = buffers.left_padding;
+  if (problem.sequence_windows) call.sequence_windows = buffers.sequence_windows;
   if (problem.page_size != 0) {
     call.page_table = buffers.page_table;
     call.page_table_stride = problem.page_table_stride;
@@ -110,6 +111,12 @@ Call make_call(const Problem& problem, const Plan& plan, int block_q, const Buff
                        .q_stride = blocks.q_stride};
     call.mask_block_q = static_cast<int>(blocks.block_q);
     call.mask_block_kv = static_cast<int>(blocks.block_kv);
+  }
+  if (problem.bit_mask.kind != BitMaskKind::none) {
+    call.has_bit_mask = true;
+    call.bit_mask = buffers.bit_mask;
+    call.bit_mask_row_bytes = problem.bit_mask.row_bytes;
+    if (problem.bit_mask.offsets) call.bit_mask_offsets = buffers.bit_mask_offsets;
   }
   if (problem.alibi) call.alibi_slopes = buffers.alibi_slopes;
   call.alibi_batch_stride = problem.alibi_batch_stride;

@@ -54,6 +54,8 @@ std::string missing_option(const KernelEntry& entry, const Request& request) {
   if (features.block_mask && !takes.block_mask) return "takes no block mask";
   if (features.has_program() && !takes.programs) return "takes no program";
   if (features.key_list && !takes.key_list) return "takes no lists of keys";
+  if (features.bit_mask() && !takes.bit_mask) return "takes no bit mask";
+  if (features.sequence_windows && !takes.sequence_windows) return "takes no windows of sequences";
   if (features.has_statistics() && !takes.statistics) return "computes no statistics";
   return {};
 }

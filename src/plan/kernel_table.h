@@ -14,21 +14,23 @@ namespace flash_attention::plan {
 
 /// Options that a kernel takes, whatever the sizes. The planner checks them for all kernels.
 struct Capabilities {
-  bool pages = false;           // K and V in pages
-  bool left_padding = false;    // Problem::left_padding
-  bool invariant = false;       // forward: Problem::invariant
-  bool hidden_rows = false;     // Problem::hidden_rows
-  bool block_mask = false;      // Problem::block_mask
-  bool programs = false;        // Problem::program
-  bool narrow_keys = false;     // K and V in 8 bits
-  bool narrow_queries = false;  // Q in 8 bits
-  bool latent = false;          // keys that begin with their values
-  bool tile = false;            // Request::tile
-  bool stages = false;          // Request::num_stages
-  bool splits = false;          // Request::num_splits
-  bool parts = false;           // Request::part
-  bool key_list = false;        // Problem::key_list
-  bool statistics = false;      // Problem::return_max_logit, _key_mass, _entropy
+  bool pages = false;             // K and V in pages
+  bool left_padding = false;      // Problem::left_padding
+  bool invariant = false;         // forward: Problem::invariant
+  bool hidden_rows = false;       // Problem::hidden_rows
+  bool block_mask = false;        // Problem::block_mask
+  bool programs = false;          // Problem::program
+  bool narrow_keys = false;       // K and V in 8 bits
+  bool narrow_queries = false;    // Q in 8 bits
+  bool latent = false;            // keys that begin with their values
+  bool tile = false;              // Request::tile
+  bool stages = false;            // Request::num_stages
+  bool splits = false;            // Request::num_splits
+  bool parts = false;             // Request::part
+  bool key_list = false;          // Problem::key_list
+  bool statistics = false;        // Problem::return_max_logit, _key_mass, _entropy
+  bool bit_mask = false;          // Problem::bit_mask
+  bool sequence_windows = false;  // Problem::sequence_windows
 };
 
 /// Where kernels were run, checked and timed: on an H200 alone. Elsewhere they are tested before their first use.

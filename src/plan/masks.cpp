@@ -73,7 +73,8 @@ void add_map(const Request& r, Plan& plan) {
     plan.mask.begin = static_cast<std::size_t>(offset_of(plan, abi::ForwardSm90Region::mask_words));
     config.block_q = reader->block_q, config.block_kv = reader->block_kv;  // of which it makes the words
     config.num_warps = warps = 16;
-    if (f.has_lengths()) continue;  // where the edges of windows are differs by sequence: all blocks have words
+    if (f.has_lengths() || f.sequence_windows)
+      continue;  // where the edges of windows are differs by sequence: all blocks have words
     config.features.window_left = reader->features.window_left;
     config.features.window_right = reader->features.window_right;
     config.features.chunk = reader->features.chunk;

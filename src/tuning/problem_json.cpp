@@ -30,6 +30,8 @@ template <>
 constexpr int count_of<Precision> = 4;
 template <>
 constexpr int count_of<KeyListKind> = 3;
+template <>
+constexpr int count_of<BitMaskKind> = 3;
 
 // Writing -------------------------------------------------------------------------------------------------------------
 
@@ -66,6 +68,9 @@ Json write(const KeyList& l) {
       .add("block_q", l.block_q)
       .add("block_kv", l.block_kv)
       .add("counts", l.counts);
+}
+Json write(const BitMask& m) {
+  return Json::object().add("kind", to_string(m.kind)).add("row_bytes", m.row_bytes).add("offsets", m.offsets);
 }
 Json write(const BlockMask& m) {
   return Json::object()
@@ -166,6 +171,12 @@ void read(const Member& at, KeyList& to) {
   read(at.member("block_q"), to.block_q);
   read(at.member("block_kv"), to.block_kv);
   read(at.member("counts"), to.counts);
+}
+void read(const Member& at, BitMask& to) {
+  at.require(Kind::object, "a kind and sizes");
+  read(at.member("kind"), to.kind);
+  read(at.member("row_bytes"), to.row_bytes);
+  read(at.member("offsets"), to.offsets);
 }
 void read(const Member& at, BlockMask& to) {
   at.require(Kind::object, "blocks and strides");

@@ -155,7 +155,8 @@ std::string difference(const Result& got, const Result& expected, double epsilon
 }  // namespace
 
 std::string unmeasurable(const Problem& p) {
-  if (p.mask.present || p.hidden_rows.bounds != 0 || p.block_mask.block_q != 0 || p.key_list.kind != KeyListKind::none)
+  if (p.mask.present || p.hidden_rows.bounds != 0 || p.block_mask.block_q != 0 || p.key_list.kind != KeyListKind::none ||
+      p.bit_mask.kind != BitMaskKind::none || p.sequence_windows)
     return "which keys its mask shows is not known from sizes alone";
   if (!p.program.empty()) return "what its program reads is not known from sizes alone";
   for (const Strides& strides : {p.q_strides, p.k_strides, p.v_strides, p.out_strides}) {

@@ -52,6 +52,8 @@ flash_attention_problem c_problem(const Problem& p) {
   c.key_list_kind = static_cast<std::int32_t>(p.key_list.kind), c.key_list_entries = p.key_list.entries;
   c.key_list_heads = p.key_list.heads, c.key_list_block_q = p.key_list.block_q;
   c.key_list_block_kv = p.key_list.block_kv, c.key_list_counts = p.key_list.counts;
+  c.bit_mask_kind = static_cast<std::int32_t>(p.bit_mask.kind), c.bit_mask_row_bytes = p.bit_mask.row_bytes;
+  c.bit_mask_offsets = p.bit_mask.offsets, c.sequence_windows = p.sequence_windows;
   c.return_max_logit = p.return_max_logit, c.return_key_mass = p.return_key_mass, c.return_entropy = p.return_entropy;
   return c;
 }
@@ -67,6 +69,7 @@ flash_attention_buffers c_buffers(const Buffers& b) {
   c.q_scale = b.q_scale, c.key_list = b.key_list, c.key_counts = b.key_counts;
   c.max_logit = b.max_logit, c.key_mass = b.key_mass, c.entropy = b.entropy;
   c.dkey_mass = b.dkey_mass, c.dentropy = b.dentropy;
+  c.bit_mask = b.bit_mask, c.bit_mask_offsets = b.bit_mask_offsets, c.sequence_windows = b.sequence_windows;
   c.dout = b.dout, c.dlse = b.dlse, c.dq = b.dq, c.dk = b.dk, c.dv = b.dv, c.dbias = b.dbias, c.dsink = b.dsink;
   return c;
 }
@@ -127,6 +130,7 @@ TEST(CApiFields, TheContractGivesTheSameBits) {
   for (const Case& c : some_of(statistics_cases(Dtype::float32), 8)) expect_same_bits(c, true);
   for (const Case& c : cache_cases(Dtype::bfloat16)) expect_same_bits(c, false);
   for (const Case& c : latent_cases(Dtype::bfloat16)) expect_same_bits(c, false);
+  for (const Case& c : bit_cases(Dtype::bfloat16)) expect_same_bits(c, false);
 }
 
 TEST(CApiFields, SlopesOfEverySequence) {

@@ -33,6 +33,7 @@ void switch_on(Strides& field) { field = {96, 16, 32}; }
 void switch_on(ScoreTensor& field) { field.present = true; }
 void switch_on(HiddenRows& field) { field.bounds = 2; }
 void switch_on(BlockMask& field) { field.block_q = field.block_kv = 64; }
+void switch_on(BitMask& field) { field.kind = BitMaskKind::keys, field.offsets = true; }
 void switch_on(KeyList& field) { field.kind = KeyListKind::keys, field.entries = 2; }
 void switch_on(decltype(Problem::program_sizes)& field) { field[1] = {2, 3, 0, 0}; }
 

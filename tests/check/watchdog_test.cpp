@@ -41,7 +41,9 @@ using Watchdog = ::testing::TestWithParam<Case>;
 
 TEST_P(Watchdog, LeavesRightCallsAlone) {
   ASSERT_TRUE(checked);
-  const bool cached = GetParam().problem.page_size != 0 || GetParam().problem.left_padding || GetParam().problem.latent;
+  const Problem& p = GetParam().problem;
+  const bool of_caches = p.bit_mask.kind != BitMaskKind::none || p.sequence_windows;
+  const bool cached = p.page_size != 0 || p.left_padding || p.latent || of_caches;
   EXPECT_EQ(run(GetParam(), Pass::forward), "");
   EXPECT_EQ(cached ? "" : run(GetParam(), Pass::backward), "");
 }
@@ -51,6 +53,7 @@ INSTANTIATE_TEST_SUITE_P(Float16, Watchdog, ::testing::ValuesIn(some_of(contract
 INSTANTIATE_TEST_SUITE_P(Bfloat16, Watchdog, ::testing::ValuesIn(some_of(contract_cases(Dtype::bfloat16))), case_name);
 INSTANTIATE_TEST_SUITE_P(Masks, Watchdog, ::testing::ValuesIn(mask_cases(Dtype::bfloat16)), case_name);
 INSTANTIATE_TEST_SUITE_P(Cache, Watchdog, ::testing::ValuesIn(cache_cases(Dtype::bfloat16)), case_name);
+INSTANTIATE_TEST_SUITE_P(Bits, Watchdog, ::testing::ValuesIn(bit_cases(Dtype::bfloat16)), case_name);
 INSTANTIATE_TEST_SUITE_P(Latent, Watchdog, ::testing::ValuesIn(latent_cases(Dtype::bfloat16)), case_name);
 
 TEST(WatchdogOfPrograms, LeavesRightCallsAlone) {

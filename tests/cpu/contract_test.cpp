@@ -120,6 +120,9 @@ std::vector<Run> runs() {
     for (const Case& c : cache_cases(dtype)) {
       if (is_taken()) add_forward(c, all);
     }
+    for (const Case& c : bit_cases(dtype)) {
+      if (is_taken()) add_forward(c, all);
+    }
     for (const Case& c : latent_cases(dtype)) {
       if (is_taken()) add_forward(c, all);
     }

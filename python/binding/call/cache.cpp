@@ -1,4 +1,4 @@
-// Keys as a cache holds them: in pages, and in 8 bits with scales.
+// Keys as a cache holds them: in pages, in 8 bits with scales, and what each sequence of a serving step sees of them.
 #include "call/call.h"
 #include "checks.h"
 
@@ -28,6 +28,56 @@ void Call::read_pages(const Slots& tensors) {
   problem.seq_kv = table.sizes[1] * problem.page_size;  // the capacity: one plan for all lengths
   problem.total_kv = 0;
   buffers.page_table = static_cast<const std::int32_t*>(table.data);
+}
+
+/// Bits of keys, uint8 [bytes] with offsets; or of drafts, uint8 [batch, queries, bytes], with packed queries or offsets
+/// [rows, bytes].
+void Call::read_bit_mask(const Slots& tensors) {
+  const Tensor &bits = tensors[Slot::bit_mask], &offsets = tensors[Slot::bit_mask_offsets];
+  buffers.bit_mask_offsets = lengths(offsets, problem.batch + 1);
+  problem.bit_mask.offsets = offsets.present();
+  if (!bits.present()) {
+    if (offsets.present()) refuse(offsets, "it belongs to {bit_mask}, which is not given");
+    return;
+  }
+  if (!here(bits).is_dtype(nb::dlpack::dtype_code::UInt, 8)) refuse_dtype(bits, "dtype uint8");
+  std::int64_t bytes = 1;
+  for (int axis = bits.rank - 1; axis >= 0; --axis) {
+    if (bits.sizes[axis] > 1 && bits.strides[axis] != bytes && !bits.empty())
+      refuse(bits, "it has gaps (torch: .contiguous(); NumPy: numpy.ascontiguousarray)");
+    bytes *= bits.sizes[axis];
+  }
+  if (bits.rank == 1) {
+    if (!offsets.present()) refuse(bits, "bits of keys need the offsets of the sequences, {bit_mask_offsets}");
+    problem.bit_mask.kind = BitMaskKind::keys;
+  } else {
+    problem.bit_mask.kind = BitMaskKind::drafts;
+    problem.bit_mask.row_bytes = bits.rank > 0 ? bits.sizes[bits.rank - 1] : 0;
+    const std::int64_t row_bytes = problem.bit_mask.row_bytes;
+    const bool flat = problem.packed || offsets.present();
+    const bool fits = flat ? bits.rank == 2 && (offsets.present() || bits.sizes[0] == problem.total_q)
+                           : bits.rank == 3 && bits.sizes[0] == problem.batch && bits.sizes[1] == problem.seq_q;
+    if (!fits) {
+      refuse(bits, "expected " + (flat ? offsets.present() ? "[rows, bytes]" : axes({problem.total_q, row_bytes})
+                                       : axes({problem.batch, problem.seq_q, row_bytes})));
+    }
+  }
+  buffers.bit_mask = static_cast<const std::uint8_t*>(bits.data);
+  if (!offsets.present() || !device_traits(options.device).host_memory) return;
+  if (const std::int64_t end = buffers.bit_mask_offsets[problem.batch]; end > bytes) {
+    refuse(bits, "{bit_mask_offsets} ends at " + std::to_string(end) + " bytes");
+  }
+}
+
+void Call::read_sequence_windows(const Tensor& windows) {
+  if (!windows.present()) return;
+  if (!here(windows).is_dtype(nb::dlpack::dtype_code::Int, 32)) refuse_dtype(windows, "dtype int32");
+  const bool fits = windows.rank == 2 && windows.sizes[0] == problem.batch && windows.sizes[1] == 2;
+  if (!fits) refuse(windows, "expected " + axes({problem.batch, 2}));
+  need_unit_last_stride(windows);
+  if (windows.sizes[0] > 1 && windows.strides[0] != 2) refuse(windows, "it has gaps");
+  problem.sequence_windows = true;
+  buffers.sequence_windows = static_cast<const std::int32_t*>(windows.data);
 }
 
 /// Of K and V in 8 bits: one number, [batch, heads], or one of each row and head.

@@ -148,6 +148,8 @@ Call::Call(const Slots& tensors, const CallOptions& given, const std::string& co
   problem.key_lengths = tensors[Slot::key_lengths].present();
   buffers.left_padding = lengths(tensors[Slot::left_padding], problem.batch);
   problem.left_padding = tensors[Slot::left_padding].present();
+  read_bit_mask(tensors);
+  read_sequence_windows(tensors[Slot::sequence_windows]);
   if (!codes.empty()) problem.kv_dtype = cache_dtype_of(k, codes);
   if (narrow_queries) problem.q_dtype = cache_dtype_of(q, codes);
   read_scales(tensors);

@@ -28,6 +28,7 @@ void add_options(nb::module_& module);
   X(key_indices) X(key_blocks) X(key_counts)                                           \
   X(page_table)         /* K and V are [num_pages, page_size, heads, head_dim] */      \
   X(left_padding)                                                                      \
+  X(bit_mask) X(bit_mask_offsets) X(sequence_windows)                                  \
   X(k_scale) X(v_scale) /* of K and V in 8 bits */                                     \
   X(q_scale)            /* of Q in 8 bits */
 // clang-format on
@@ -88,6 +89,8 @@ class Call {
 
  private:
   void read_pages(const Slots& tensors);
+  void read_bit_mask(const Slots& tensors);
+  void read_sequence_windows(const Tensor& windows);
   void read_scales(const Slots& tensors);
   std::int64_t key_columns() const { return problem.head_dim - (problem.latent ? problem.head_dim_v : 0); }  ///< of K
   void read_query_scale(const Tensor& scale);

@@ -8,6 +8,7 @@
 A builder gives an IntervalMask: the numbers of attention(hidden_rows=...) together with causal and window. It needs torch.
 """
 
+from flash_attention.masks.bits import BitMask, draft_tree, from_bits, pack_drafts
 from flash_attention.masks.blocks import BlockMask
 from flash_attention.masks.builders import (
     block_causal,
@@ -25,13 +26,17 @@ from flash_attention.masks.intervals import IntervalMask
 from flash_attention.masks.prepared import PreparedMask, prepare
 
 __all__ = [
+    "BitMask",
     "BlockMask",
     "IntervalMask",
     "PreparedMask",
     "block_causal",
     "block_diffusion",
     "documents",
+    "draft_tree",
+    "from_bits",
     "from_bool",
+    "pack_drafts",
     "prefix_lm",
     "prepare",
     "shared_prefix",

@@ -161,6 +161,8 @@ Problem problem_of(const flash_attention_problem* given) {
                 c.key_list_block_q,
                 c.key_list_block_kv,
                 c.key_list_counts != 0};
+  p.bit_mask = {enumerator("bit_mask_kind", c.bit_mask_kind, BitMaskKind::drafts), c.bit_mask_row_bytes,
+                c.bit_mask_offsets != 0};
   return p;
 }
 
@@ -211,7 +213,10 @@ Buffers buffers_of(const flash_attention_buffers* given) {
           .bias_tangent = c.bias_tangent,
           .sink_tangent = c.sink_tangent,
           .out_tangent = c.out_tangent,
-          .lse_tangent = c.lse_tangent};
+          .lse_tangent = c.lse_tangent,
+          .bit_mask = c.bit_mask,
+          .bit_mask_offsets = c.bit_mask_offsets,
+          .sequence_windows = c.sequence_windows};
 }
 
 Options options_of(const flash_attention_options* given) {

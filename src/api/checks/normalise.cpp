@@ -1,6 +1,7 @@
 #include <cmath>
 #include <limits>
 
+#include "api/checks/bit_mask.h"
 #include "api/checks/key_list.h"
 #include "api/checks/narrow.h"
 #include "api/checks/overlap.h"
@@ -208,6 +209,7 @@ Problem normalise(const Problem& problem, Pass pass) {
     refuse_self_overlap("dv_strides", p.dv_strides, batches, of_kv.seq, p.heads_kv, p.head_dim_v);
   }
   check_key_list(p, pass);
+  check_bit_mask(p, pass);
   check_program(p, pass);
   take_window_of_program(p);
   take_options_of_program(p);

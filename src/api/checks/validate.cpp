@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "api/backends.h"
+#include "api/checks/bit_mask.h"
 #include "api/checks/overlap.h"
 #include "api/checks/pointers.h"
 #include "api/checks/refuse.h"
@@ -31,6 +32,10 @@ void check_masks(const Problem& p, const Buffers& b) {
   const bool no_entries = no_scores || p.key_list.entries == 0;
   check_pair("key_list", b.key_list, p.key_list.kind != KeyListKind::none, "key_list.kind", 4, no_entries);
   check_pair("key_counts", b.key_counts, p.key_list.counts, "key_list.counts", 4, no_scores);
+  const bool no_bits = no_scores || p.bit_mask.offsets;  // every sequence may be without
+  check_pair("bit_mask", b.bit_mask, p.bit_mask.kind != BitMaskKind::none, "bit_mask.kind", 1, no_bits);
+  check_pair("bit_mask_offsets", b.bit_mask_offsets, p.bit_mask.offsets, "bit_mask.offsets", 4);
+  check_pair("sequence_windows", b.sequence_windows, p.sequence_windows, "sequence_windows", 4, p.batch == 0);
   check_pair("cu_seqlens_q", b.cu_seqlens_q, p.packed, "packed", 4);
   check_pair("cu_seqlens_kv", b.cu_seqlens_kv, p.packed && p.page_size == 0, "packed and not page_size", 4);
 }
@@ -170,6 +175,7 @@ void check_host_lengths(const Problem& p, const Buffers& b) {
   check_lengths("key_lengths", b.key_lengths, b.cu_seqlens_kv, p.batch, p.seq_kv);
   check_lengths("left_padding", b.left_padding, b.cu_seqlens_kv, p.batch, p.seq_kv);
   check_page_table(p, b);
+  check_bit_mask_offsets(p, b);
 }
 
 /// The memory of a call, an argument at a time. One that is null is not looked at.
@@ -319,6 +325,9 @@ class Arguments {
            {p_.batch, p_.heads_q, blocks(p_.seq_q, m.block_q), blocks(p_.seq_kv, m.block_kv)},
            {m.batch_stride, m.head_stride, m.q_stride, 1}});
     }
+    dense("bit_mask", b_.bit_mask, 1, p_.bit_mask.offsets ? 0 : p_.total_q * p_.bit_mask.row_bytes);
+    dense("bit_mask_offsets", b_.bit_mask_offsets, 4, p_.batch + 1);
+    dense("sequence_windows", b_.sequence_windows, 4, 2 * p_.batch);
     if (b_.key_list == nullptr && b_.key_counts == nullptr) return;
     const std::int64_t lists =
         (p_.packed ? p_.total_q : p_.batch * blocks(p_.seq_q, p_.key_list.block_q)) * p_.key_list.heads;

@@ -143,6 +143,11 @@ struct RowBlock {
     std::int64_t first = call.left_padding != nullptr ? call.left_padding[batch] : 0, last = sequence.keys_visible;
     if (call.window_left >= 0) first = larger<std::int64_t>(first, diagonal - call.window_left);
     if (call.window_right >= 0) last = smaller<std::int64_t>(last, diagonal + call.window_right + 1);
+    if (call.sequence_windows != nullptr) {
+      const std::int64_t left = call.sequence_windows[2 * batch], right = call.sequence_windows[2 * batch + 1];
+      if (left >= 0) first = larger<std::int64_t>(first, diagonal - left);
+      if (right >= 0) last = smaller<std::int64_t>(last, diagonal + right + 1);
+    }
     if (call.chunk > 0) {
       const std::int64_t padding = call.left_padding != nullptr ? call.left_padding[batch] : 0;
       const std::int64_t chunk = abi::chunk_begin(diagonal, padding, call.chunk);

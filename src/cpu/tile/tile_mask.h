@@ -1,7 +1,7 @@
 #pragma once
 
 // What the masks show of a tile of keys: nothing, all of it, or a bit a score, by which the scores are hidden later. Hidden
-// rows are known in units of 64 keys, blocks by themselves; a boolean mask is read once.
+// rows are known in units of 64 keys, blocks by themselves; a boolean mask and bits are read once.
 
 #include "cpu/tile/lanes.h"
 #include "plan/key_bounds.h"
@@ -72,6 +72,51 @@ inline Seen unit_class(const Call& call, const RowBlock& block, std::int64_t beg
   return result;
 }
 
+/// The bits of a bit mask that are one sequence's.
+struct SequenceBits {
+  const std::uint8_t* bytes = nullptr;  // null: the sequence has no mask
+  std::int64_t end = 0;                 // of its bits
+  std::int64_t row_bits = 0;            // from a query to the next
+  std::int64_t first = 0;               // the key of a row's first bit; keys before it are seen
+
+  SequenceBits(const Call& call, const RowBlock& block) {
+    if (!call.has_bit_mask) return;
+    const Sequence& s = block.sequence;
+    const std::int64_t row_bytes = call.bit_mask_row_bytes;
+    std::int64_t begin = (call.cu_seqlens_q != nullptr ? s.q_begin : block.batch * s.q_rows) * row_bytes;
+    std::int64_t count = s.q_rows * row_bytes;
+    if (call.bit_mask_offsets != nullptr) {
+      begin = call.bit_mask_offsets[block.batch];
+      count = call.bit_mask_offsets[block.batch + 1] - begin;
+      if (count <= 0) return;
+    }
+    bytes = call.bit_mask + begin;
+    end = 8 * count;
+    row_bits = row_bytes > 0 ? 8 * row_bytes : s.kv_used;
+    first = row_bytes > 0 ? s.kv_used - s.q_used : 0;
+  }
+
+  /// Whether the keys before `key` are all seen.
+  bool shows_before(std::int64_t key) const { return bytes == nullptr || key <= first; }
+
+  /// The bits of query i for the 32 keys from `key` on.
+  std::uint32_t word(std::int64_t i, std::int64_t key) const {
+    const std::int64_t column = key - first;
+    if (column <= -32) return 0xffffffffu;
+    const int before = static_cast<int>(larger<std::int64_t>(-column, 0));
+    const std::int64_t begin = i * row_bits + larger<std::int64_t>(column, 0);
+    const std::int64_t last = smaller((i + 1) * row_bits, end);  // what is past it is hidden
+    std::uint64_t bits = 0;
+    for (std::int64_t at = begin / 8; at < (begin + 39) / 8 && 8 * at < last; ++at) {
+      bits |= std::uint64_t{bytes[at]} << 8 * (at - begin / 8);
+    }
+    bits >>= begin % 8;
+    const std::int64_t there = larger<std::int64_t>(last - begin, 0);
+    if (there < 32) bits &= (std::uint64_t{1} << there) - 1;
+    return static_cast<std::uint32_t>(bits << before | ((std::uint64_t{1} << before) - 1));
+  }
+};
+
 /// Keys [first, last) of a tile.
 struct KeyRange {
   int first = 0, last = 0;
@@ -88,17 +133,20 @@ struct MaskBits {
   Seen read(const Call& call, const RowBlock& block, std::int64_t begin, int count) {
     const bool units = call.hidden_rows != nullptr || call.block_mask.data != nullptr;
     const Seen known = units ? unit_class(call, block, begin, count) : Seen::all;
-    if (known == Seen::none || (known == Seen::all && call.mask.data == nullptr)) return known;
+    const SequenceBits bits(call, block);
+    const bool has_bits = !bits.shows_before(begin + count);
+    if (known == Seen::none || (known == Seen::all && call.mask.data == nullptr && !has_bits)) return known;
     if (call.mask.data != nullptr) {
       const Seen shown = read_bytes(call, block, begin, count);
       if (shown == Seen::none) return shown;
       hides = shown != Seen::all;
     }
-    if (known == Seen::all) return hides ? Seen::some : Seen::all;
+    if (known == Seen::all && !has_bits) return hides ? Seen::some : Seen::all;
     if (!hides) fill(block, count, 0xffffffffu);
     hides = true;
     if (call.hidden_rows != nullptr) clear_hidden_rows(call, block, begin, count);
     if (call.block_mask.data != nullptr) clear_blocks(call, block, begin, count);
+    if (has_bits) clear_bits(bits, block, begin, count);
     repeat_last(block, count);
     return what_is_left(block, count);
   }
@@ -213,6 +261,12 @@ struct MaskBits {
       };
       clear(rows[0], call.hidden_bounds == 1 ? abi::last_row : rows[1]);
       if (call.hidden_bounds == 4) clear(rows[2], rows[3]);
+    }
+  }
+
+  void clear_bits(const SequenceBits& bits, const RowBlock& block, std::int64_t begin, int count) {
+    for (int lane = 0; lane < block.rows; ++lane) {
+      for (int w = 0; 32 * w < count; ++w) keys[w][lane] &= bits.word(block.query[lane], begin + 32 * w);
     }
   }
 

@@ -142,7 +142,13 @@ std::span<const KernelEntry> mla_kernels() {
       .device = DeviceKind::cuda,
       .requirements = "sm_90; float16 or bfloat16; latent keys, head_dim 512 to 576 and head_dim_v 512; strides that are "
                       "multiples of 8; no dropout",
-      .takes = {.pages = true, .left_padding = true, .narrow_keys = true, .latent = true, .key_list = true},
+      .takes = {.pages = true,
+                .left_padding = true,
+                .narrow_keys = true,
+                .latent = true,
+                .key_list = true,
+                .bit_mask = true,
+                .sequence_windows = true},
       .proven = run_on_h200,
       .plan = plan_mla}};
   return rows;

@@ -194,6 +194,7 @@ std::string reject_mma_backward(const Problem& problem, const DeviceInfo& device
 std::array<KernelEntry, 2> mma_rows(KernelEntry forward, KernelEntry backward) {
   for (KernelEntry* row : {&forward, &backward})
     row->takes.hidden_rows = row->takes.block_mask = row->takes.programs = true;
+  forward.takes.bit_mask = forward.takes.sequence_windows = true;
   forward.takes.pages = forward.takes.left_padding = forward.takes.tile = forward.takes.statistics = true;
   return {forward, backward};
 }

@@ -24,6 +24,14 @@ Problem in_pages(Problem problem) {
   return problem;
 }
 
+/// A tree of drafts behind each sequence, and a window for each.
+Problem drafts(std::int64_t head_dim) {
+  Problem problem = in_pages(decoding(head_dim, 4, 4));
+  problem.bit_mask = {.kind = BitMaskKind::drafts, .row_bytes = 8, .offsets = true};
+  problem.sequence_windows = true;
+  return problem;
+}
+
 /// Every option that the kernel takes.
 Problem all_options(std::int64_t head_dim, std::int64_t group, std::int64_t seq_q) {
   Problem problem = in_pages(decoding(head_dim, group, seq_q));
@@ -54,6 +62,9 @@ TEST_P(DecodeCompile, WithoutSpills) {
       if (with_long_tail()) problems.push_back(in_pages(decoding(head_dim, 8, 16)));
       if (head_dim == 256 || with_long_tail()) problems.push_back(all_options(head_dim, 8, 16));
     }
+    problems.push_back(drafts(256));
+    problems.push_back(drafts(128));
+    problems.back().invariant = true;
     if (with_long_tail()) problems.push_back(all_options(128, 4, 1));  // the splits below have them, too
     for (Problem problem : {all_options(128, 4, 1), in_pages(decoding(128, 4, 1)), in_pages(decoding(256, 4, 1))}) {
       if (!problem.sink && !with_long_tail()) break;
@@ -87,9 +98,13 @@ TEST_P(DecodeCompile, WithoutSpills) {
     cluster.batch = 1;
     Problem two_warps = decoding(128, 8, 4);  // along the rows
     two_warps.batch = 2;
-    std::vector<Problem> loaded{in_pages(decoding(128, 4, 1)), in_pages(decoding(512, 2, 1)),
-                                all_options(128, 4, 1),        narrow,
-                                cluster,                       two_warps};
+    std::vector<Problem> loaded{in_pages(decoding(128, 4, 1)),
+                                in_pages(decoding(512, 2, 1)),
+                                all_options(128, 4, 1),
+                                narrow,
+                                cluster,
+                                two_warps,
+                                drafts(128)};
     if (with_long_tail())
       loaded.insert(loaded.end(), {decoding(64, 8, 1), decoding(256, 4, 2), splits, all_options(128, 16, 4)});
     for (const Problem& problem : loaded) plans.push_back(make_plan(problem, Pass::forward, device, "decode/sm90"));

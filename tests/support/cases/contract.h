@@ -29,6 +29,9 @@ std::vector<Case> statistics_cases(Dtype dtype);
 /// The part of the contract that only forward has: K and V in pages, left padding.
 std::vector<Case> cache_cases(Dtype dtype);
 
+/// Bit masks of keys and of drafts, and windows of sequences; forward only.
+std::vector<Case> bit_cases(Dtype dtype);
+
 /// Latent keys, which begin with their values; forward only.
 std::vector<Case> latent_cases(Dtype dtype);
 

@@ -43,6 +43,15 @@ std::vector<Case> latent_cases(Dtype dtype) {
     pack(c, {3, 0, 1, 9}, {0, 0, 0, 0}), p.seq_kv = 131, p.total_kv = 0, c.cu_seqlens_kv.clear();
     put_in_pages(c, 16, {60, 131, 17, 97}), p.causal = true;
   });
+  add("latent_drafts", [](Case& c, Problem& p) {
+    p.head_dim = 576, p.head_dim_v = 512, p.seq_q = 5, p.heads_q = 16, put_in_pages(c, 64, {131, 40});
+    p.bit_mask = {.kind = BitMaskKind::drafts, .row_bytes = 1}, c.nan_value = 128;
+  });
+  add("latent_drafts_packed", [](Case& c, Problem& p) {
+    pack(c, {3, 0, 1, 9}, {0, 0, 0, 0}), p.seq_kv = 131, p.total_kv = 0, c.cu_seqlens_kv.clear();
+    put_in_pages(c, 16, {60, 131, 17, 97}), p.bit_mask = {.kind = BitMaskKind::drafts, .row_bytes = 2, .offsets = true};
+    p.sequence_windows = true, c.sequence_windows = {-1, 0, 3, 3, -1, -1, 30, 0};
+  });
   add("latent_left_padding", [](Case& c, Problem& p) {
     p.left_padding = p.seqused_kv = true, c.left_padding = {70, 5}, c.seqused_kv = {131, 90}, p.causal = true;
   });

@@ -89,7 +89,9 @@ std::vector<Case> list_cache_cases(Dtype dtype) {
   for (const auto& all : {cache_cases(dtype), latent_cases(dtype)}) {
     for (Case c : all) {
       Problem& p = c.problem;
-      if (p.kv_dtype || p.invariant || p.hidden_rows.bounds != 0 || p.block_mask.block_q != 0 || !p.program.empty()) continue;
+      if (p.bit_mask.kind != BitMaskKind::none || p.sequence_windows) continue;
+      if (p.kv_dtype || p.invariant || p.hidden_rows.bounds != 0 || p.block_mask.block_q != 0 || !p.program.empty())
+        continue;
       c.name += "_listed";
       const std::int64_t heads = ++number % 2 == 0 ? 1 : p.heads_kv;
       p.key_list = number % 3 != 0 || p.packed ? of_keys(90, heads, number % 4 == 0) : of_blocks(5, 3, 20, heads);

@@ -41,6 +41,7 @@ Shape::Shape(const Case& c) {
     s.len_kv = p.seqused_kv ? c.seqused_kv[b] : s.alloc_kv;
     s.visible_kv = p.key_lengths ? std::min<std::int64_t>(s.len_kv, c.key_lengths[b]) : s.len_kv;
     s.padding_kv = p.left_padding ? c.left_padding[b] : 0;
+    if (p.sequence_windows) s.window_left = c.sequence_windows[2 * b], s.window_right = c.sequence_windows[2 * b + 1];
     sequences.push_back(s);
   }
 }
@@ -80,6 +81,7 @@ void poison_unseen(const Case& c, const Shape& shape, Inputs& in) {
   const auto masked = [&](std::int64_t b, std::int64_t i, std::int64_t j) {
     const bool program = c.program != CaseProgram::none;
     const bool lists = p.key_list.kind != KeyListKind::none;
+    if (hidden_by_bits(c, shape, in, b, i, j)) return true;
     if (!p.mask.present && p.hidden_rows.bounds == 0 && p.block_mask.block_q == 0 && !program && !lists) return false;
     for (std::int64_t h = 0; h < shape.heads_q; ++h) {
       const bool shown = !p.mask.present || in.mask[score_index(c, p.mask, b, h, i, j)] != 0;
@@ -269,6 +271,7 @@ Inputs draw_inputs(const Case& c) {
   }
 
   draw_masks(c, shape, c.seed, in);
+  draw_bits(c, shape, c.seed, in);
   draw_lists(c, shape, c.seed, in);
   draw_program(c, shape, in);
 

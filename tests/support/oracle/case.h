@@ -40,8 +40,9 @@ struct Case {
   Problem problem;
   Draw draw = Draw::normal;
   std::vector<std::int32_t> cu_seqlens_q, cu_seqlens_kv, seqused_q, seqused_kv, key_lengths, left_padding;
-  std::vector<std::int32_t> page_table;  // [batch, page_table_stride] where there are pages
-  std::int64_t nan_sequence = -1;        // NaN is in this sequence alone; -1: in each
+  std::vector<std::int32_t> sequence_windows;  // [batch, 2]
+  std::vector<std::int32_t> page_table;        // [batch, page_table_stride] where there are pages
+  std::int64_t nan_sequence = -1;              // NaN is in this sequence alone; -1: in each
   std::int64_t nan_key = -1;     // this key of each sequence is NaN: it reaches the queries that see it, and no others
   std::int64_t nan_value = -1;   // the same for a value
   std::int64_t nan_query = -1;   // this query is NaN: it reaches the keys that it sees, and no others
@@ -77,13 +78,14 @@ struct Shape {
   std::int64_t seq_q, seq_kv, heads_q, heads_kv, group, dim, dim_v;
 
   struct Sequence {
-    std::int64_t first_q, first_kv;  // first row in the tensor
-    std::int64_t alloc_q, alloc_kv;  // rows it owns
-    std::int64_t len_q, len_kv;      // rows it uses (seqused)
-    std::int64_t visible_kv;         // keys after key_lengths
-    std::int64_t padding_kv;         // keys before it are hidden
+    std::int64_t first_q, first_kv;                    // first row in the tensor
+    std::int64_t alloc_q, alloc_kv;                    // rows it owns
+    std::int64_t len_q, len_kv;                        // rows it uses (seqused)
+    std::int64_t visible_kv;                           // keys after key_lengths
+    std::int64_t padding_kv;                           // keys before it are hidden
+    std::int64_t window_left = -1, window_right = -1;  // the sequence's own
 
-    check::Extent extent() const { return {len_q, len_kv, padding_kv, visible_kv}; }
+    check::Extent extent() const { return {len_q, len_kv, padding_kv, visible_kv, window_left, window_right}; }
   };
   std::vector<Sequence> sequences;
 
@@ -102,7 +104,9 @@ struct Inputs {
   std::vector<double> q_codes, q_scale;   // 8-bit queries
   std::vector<std::int32_t> hidden_rows;  // [batch|1, heads_kv|1, seq_kv, bounds], packed [heads_kv|1, rows_kv, bounds]
   std::vector<std::uint8_t> block_mask;   // [batch|1, heads_q|1, blocks of queries|1, blocks of keys]
-  std::vector<std::int32_t> key_list;     // as the problem's key_list says
+  std::vector<std::uint8_t> bit_mask;     // as the problem's bit_mask says
+  std::vector<std::int32_t> bit_mask_offsets;
+  std::vector<std::int32_t> key_list;  // as the problem's key_list says
   std::vector<std::int32_t> key_counts;
   // What a program reads: one tensor, of floats or of ints, and numbers.
   std::vector<double> program_reals, program_scalars;
@@ -126,12 +130,18 @@ bool hidden_by_rows(const Case& c, const Shape& shape, const Inputs& in, std::in
                     std::int64_t j);
 bool hidden_by_blocks(const Case& c, const Inputs& in, std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t j);
 
+/// Whether a bit mask hides key j from query i.
+bool hidden_by_bits(const Case& c, const Shape& shape, const Inputs& in, std::int64_t b, std::int64_t i, std::int64_t j);
+
 /// How often the list of query i names key j; once where there are no lists.
 std::int64_t times_listed(const Case& c, const Shape& shape, const Inputs& in, std::int64_t b, std::int64_t h,
                           std::int64_t i, std::int64_t j);
 
 /// Random lists of keys: with keys twice, with entries that are no keys, and with some of those behind a count.
 void draw_lists(const Case& c, const Shape& shape, std::uint64_t seed, Inputs& in);
+
+/// Random bits of a bit mask: queries that see none of them, sequences without a mask, and others whose bytes end early.
+void draw_bits(const Case& c, const Shape& shape, std::uint64_t seed, Inputs& in);
 
 /// Random hidden rows and blocks of the case.
 void draw_masks(const Case& c, const Shape& shape, std::uint64_t seed, Inputs& in);

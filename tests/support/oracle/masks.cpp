@@ -59,6 +59,46 @@ bool hidden_by_blocks(const Case& c, const Inputs& in, std::int64_t b, std::int6
   return in.block_mask[b * m.batch_stride + h * m.head_stride + i / m.block_q * m.q_stride + j / m.block_kv] == 0;
 }
 
+bool hidden_by_bits(const Case& c, const Shape& shape, const Inputs& in, std::int64_t b, std::int64_t i, std::int64_t j) {
+  const BitMask& mask = c.problem.bit_mask;
+  if (mask.kind == BitMaskKind::none) return false;
+  const Shape::Sequence& s = shape.sequences[b];
+  check::Bits bits{true, in.bit_mask.data() + s.first_q * mask.row_bytes, s.alloc_q * mask.row_bytes};
+  if (mask.offsets) {
+    const std::int64_t begin = in.bit_mask_offsets[b], end = in.bit_mask_offsets[b + 1];
+    bits = {end > begin, in.bit_mask.data() + begin, end - begin};
+  }
+  return !check::shown_by(mask, bits, s.extent(), i, j);
+}
+
+void draw_bits(const Case& c, const Shape& shape, std::uint64_t seed, Inputs& in) {
+  const BitMask& mask = c.problem.bit_mask;
+  if (mask.kind == BitMaskKind::none) return;
+  std::mt19937_64 random(seed + 29);
+  const auto draw = [&](std::int64_t rows, std::int64_t row_bits, std::int64_t bytes) {
+    const std::size_t first = in.bit_mask.size();
+    in.bit_mask.resize(first + static_cast<std::size_t>(bytes));
+    for (std::int64_t bit = 0; bit < 8 * bytes; ++bit) {
+      const bool blind = row_bits > 0 && bit / row_bits % 7 == 3 && bit / row_bits < rows;
+      const bool shown = !blind && random() % 4 != 0;
+      in.bit_mask[first + static_cast<std::size_t>(bit / 8)] |= static_cast<std::uint8_t>(shown) << bit % 8;
+    }
+  };
+  if (!mask.offsets) return draw(shape.rows_q, 8 * mask.row_bytes, shape.rows_q * mask.row_bytes);
+  in.bit_mask.resize(random() % 3, 0xff);  // before the first sequence's
+  in.bit_mask_offsets.push_back(static_cast<std::int32_t>(in.bit_mask.size()));
+  for (std::int64_t b = 0; b < shape.batch; ++b) {
+    const Shape::Sequence& s = shape.sequences[b];
+    const bool keys = mask.kind == BitMaskKind::keys;
+    const std::int64_t row_bits = keys ? s.len_kv : 8 * mask.row_bytes;
+    std::int64_t bytes = keys ? (s.len_q * s.len_kv + 7) / 8 : s.alloc_q * mask.row_bytes;
+    if (random() % 4 == 0) bytes = 0;
+    if (random() % 4 == 0) bytes = bytes * 7 / 8;
+    draw(s.len_q, row_bits, bytes);
+    in.bit_mask_offsets.push_back(static_cast<std::int32_t>(in.bit_mask.size()));
+  }
+}
+
 std::int64_t times_listed(const Case& c, const Shape& shape, const Inputs& in, std::int64_t b, std::int64_t h,
                           std::int64_t i, std::int64_t j) {
   const KeyList& list = c.problem.key_list;

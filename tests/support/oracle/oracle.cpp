@@ -145,6 +145,7 @@ class Oracle {
       if (!shape_.visible(p_, s, i, j)) continue;
       if (p_.mask.present && !in_.mask[score_index(c_, p_.mask, b, h, i, j)]) continue;
       if (hidden_by_rows(c_, shape_, in_, b, h, i, j) || hidden_by_blocks(c_, in_, b, h, i, j)) continue;
+      if (hidden_by_bits(c_, shape_, in_, b, i, j)) continue;
       if (!program_shows(c_, in_, b, h, i, j)) continue;
       const std::int64_t times = times_listed(c_, shape_, in_, b, h, i, j);
       if (times == 0) continue;

@@ -207,6 +207,9 @@ Tensors::Tensors(const Case& c, const Inputs& in, Memory& memory) : shape_(c), m
   if (p.mask.present) buffers_.mask = place_mask(p.mask, in.mask);
   buffers_.hidden_rows = place_plain(in.hidden_rows);
   buffers_.block_mask = place_plain(in.block_mask);
+  buffers_.bit_mask = place_plain(in.bit_mask);
+  buffers_.bit_mask_offsets = place_plain(in.bit_mask_offsets);
+  buffers_.sequence_windows = place_plain(c.sequence_windows);
   buffers_.key_list = place_plain(in.key_list);
   buffers_.key_counts = place_plain(in.key_counts);
   buffers_.cu_seqlens_q = place_plain(c.cu_seqlens_q);

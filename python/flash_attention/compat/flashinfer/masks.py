@@ -5,6 +5,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from flash_attention.arguments.tables import check_integers
+from flash_attention.masks import BitMask
+
 
 def unpacked(bits, count):
     """bool [count] from bytes, the lowest bit first."""
@@ -37,6 +40,74 @@ def mask_of_batch(custom_mask, packed_custom_mask, starts, lengths, width):
     place = torch.where(inside, begin + row * lengths[:, None, None] + column, 0)
     seen = flat.bool()[place] & inside if flat.numel() else inside
     return seen[:, None]
+
+
+# Bits are read by the kernels for few queries and by forward/sm80; longer prompts without pages are unpacked to bytes, for
+# forward/sm90. Where the one is faster than the other was not measured.
+MOST_QUERIES_WITH_BITS = 64
+
+
+def single_bits(bits, count):
+    """masks.BitMask of one sequence with so many pairs."""
+    if bits.dtype != torch.uint8 or bits.dim() != 1:
+        raise TypeError(f"packed_custom_mask: got {bits.dtype} {list(bits.shape)}; expected uint8 [bytes]")
+    if bits.numel() * 8 < count:
+        raise ValueError(f"packed_custom_mask: has {bits.numel() * 8} bits; expected at least {count}")
+    offsets = torch.arange(2, dtype=torch.int32, device=bits.device) * (-(-count // 8))
+    return BitMask(bits.contiguous(), offsets)
+
+
+def mask_buffers(custom_mask_buf, mask_indptr_buf, tables):
+    """(bits, offsets) of a graph, checked."""
+    if custom_mask_buf.dtype != torch.uint8 or custom_mask_buf.dim() != 1:
+        got = f"{custom_mask_buf.dtype} {list(custom_mask_buf.shape)}"
+        raise TypeError(f"custom_mask_buf: got {got}; expected uint8 [most bytes]")
+    check_integers("mask_indptr_buf", mask_indptr_buf, (tables.batch + 1,), tables.device)
+    return custom_mask_buf, mask_indptr_buf
+
+
+def bits_of_batch(custom_mask, packed_custom_mask, starts, lengths, buffers=None):
+    """masks.BitMask of the batch: a packed mask as it is, a bool one in bits. buffers: (bits, offsets) of a graph, to which
+    both are copied."""
+    device = starts.device
+    sizes = starts.diff().long() * lengths.long()
+    ends = (-(-sizes // 8)).cumsum(0)  # each sequence begins a byte
+    offsets = torch.nn.functional.pad(ends, (1, 0)).int()
+    bits = packed_custom_mask
+    if bits is None:
+        bits = _packed(custom_mask, sizes, offsets, None if buffers is None else buffers[0])
+    elif bits.dtype != torch.uint8 or bits.dim() != 1:
+        raise TypeError(f"packed_custom_mask: got {bits.dtype} {list(bits.shape)}; expected uint8 [bytes]")
+    if buffers is None:
+        if (needed := int(offsets[-1])) > len(bits):
+            raise ValueError(f"packed_custom_mask: has {len(bits) * 8} bits; expected at least {needed * 8}")
+        return BitMask(bits.to(device), offsets)
+    if len(bits) > len(buffers[0]):
+        raise ValueError(
+            f"packed_custom_mask: has {len(bits)} bytes; allowed are at most {len(buffers[0])}, as the buffer has"
+        )
+    buffers[0][: len(bits)].copy_(bits)
+    return BitMask(buffers[0], buffers[1].copy_(offsets))
+
+
+def _packed(flat, sizes, offsets, buffer):
+    """Bytes of bools, [queries x keys] of each sequence end to end."""
+    if flat.dim() != 1 or (buffer is None and flat.numel() != int(sizes.sum())):
+        expected = int(sizes.sum()) if buffer is None else "queries x keys"
+        raise ValueError(
+            f"custom_mask: got shape {list(flat.shape)}; expected [{expected}], queries x keys of each sequence"
+        )
+    flat = flat.to(sizes.device)
+    most = flat.numel() // 8 + len(sizes)  # bytes, without asking the device
+    places = torch.arange(flat.numel(), device=flat.device)
+    sequence = torch.searchsorted(sizes.cumsum(0), places, right=True).clamp_(max=max(len(sizes) - 1, 0))
+    begin = sizes.cumsum(0) - sizes
+    spread = torch.zeros(8 * most, dtype=torch.uint8, device=flat.device)
+    if flat.numel():
+        spread[8 * offsets.long()[sequence] + places - begin[sequence]] = flat.to(torch.uint8)
+    shifted = spread.view(-1, 8) << torch.arange(8, dtype=torch.uint8, device=flat.device)
+    bits = shifted.sum(1, dtype=torch.uint8)
+    return bits if buffer is None else bits[: len(buffer)]
 
 
 class Items(NamedTuple):

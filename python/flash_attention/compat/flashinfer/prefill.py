@@ -20,10 +20,18 @@ from flash_attention.compat.flashinfer.arguments import (
     scale_of,
     split_cache,
 )
-from flash_attention.compat.flashinfer.masks import Items, mask_of_batch, unpacked
+from flash_attention.compat.flashinfer.masks import (
+    MOST_QUERIES_WITH_BITS,
+    Items,
+    bits_of_batch,
+    mask_buffers,
+    single_bits,
+    unpacked,
+)
 from flash_attention.compat.flashinfer.plan import Tables
 from flash_attention.compat.flashinfer.positions import Positions
 from flash_attention.compat.flashinfer.variant import sinks_and_scale, takes_sinks
+from flash_attention.masks import BitMask
 
 
 @torch.no_grad()
@@ -67,20 +75,23 @@ def single_prefill_with_kv_cache(
     if q.dim() != 3:
         raise ValueError(f"q: got shape {list(q.shape)}; expected [qo_len, num_qo_heads, head_dim]")
     k, v = (nhd(name, tensor, kv_layout) for name, tensor in (("k", k), ("v", v)))
-    mask = custom_mask
-    if packed_custom_mask is not None:
+    mask, bits = custom_mask, None
+    if packed_custom_mask is not None and (k.element_size() == 1 or q.shape[0] > MOST_QUERIES_WITH_BITS):
         mask = unpacked(packed_custom_mask, q.shape[0] * k.shape[0]).view(q.shape[0], k.shape[0])
+    elif packed_custom_mask is not None:
+        mask, bits = None, single_bits(packed_custom_mask, q.shape[0] * k.shape[0])
     if mask is not None and tuple(mask.shape) != (q.shape[0], k.shape[0]):
         raise ValueError(f"custom_mask: got shape {list(mask.shape)}; expected {[q.shape[0], k.shape[0]]}")
     q, k, v = positions.rotated(q, k, v)
+    run = padded_narrow if bits is None else functools.partial(padded_cache, bit_mask=bits)
     with Renamed(NAMES):
-        out, lse = padded_narrow(
+        out, lse = run(
             q[None],
             k[None],
             v[None],
             scale=scale_of(q.shape[-1], sm_scale, None, k_scale),
             softcap=logits_soft_cap or 0.0,
-            causal=causal and mask is None,
+            causal=causal and mask is None and bits is None,
             window=(window_left, -1),
             mask=None if mask is None else mask.bool()[None, None],
             alibi_slopes=positions.slopes(q.shape[1], q.device),
@@ -97,7 +108,7 @@ class BatchPrefillWithPagedKVCacheWrapper:
     """FlashInfer's wrapper: plan() takes the queries' starts and the page tables of a batch, run() attends.
 
     The buffers and use_cuda_graph are as in BatchDecodeWithPagedKVCacheWrapper; in a graph the number of query tokens is
-    that of the q which was captured.
+    that of the q which was captured, and a mask needs its two buffers, uint8 [most bytes] and int32 [batch + 1].
     """
 
     def __init__(
@@ -123,7 +134,11 @@ class BatchPrefillWithPagedKVCacheWrapper:
             "paged_kv_last_page_len_buf": paged_kv_last_page_len_buf,
         }
         self._tables = Tables(float_workspace_buffer, kv_layout, use_cuda_graph, buffers)
-        self._starts = None
+        self._starts = self._bits = self._bit_buffers = None
+        if use_cuda_graph and (custom_mask_buf is None) != (mask_indptr_buf is None):
+            raise ValueError("custom_mask_buf, mask_indptr_buf: got one of them; expected both or neither")
+        if use_cuda_graph and custom_mask_buf is not None:
+            self._bit_buffers = mask_buffers(custom_mask_buf, mask_indptr_buf, self._tables)
         if use_cuda_graph:
             self._starts = check_starts("qo_indptr_buf", qo_indptr_buf, None, self._tables.device)
         self._options = None
@@ -205,14 +220,12 @@ class BatchPrefillWithPagedKVCacheWrapper:
         if self._tables.fixed:
             starts = self._starts.copy_(starts)
         self._mask = None
-        if masked or items is not None:
+        self._plan_bits(custom_mask, packed_custom_mask, starts)
+        if items is not None and not masked:
             if self._tables.fixed:
-                raise NotImplementedError("custom_mask: got a mask; with use_cuda_graph only None is supported")
-            lengths, width = self._tables.lengths, self._tables.table.shape[1] * page_size
-            if masked:
-                self._mask = mask_of_batch(custom_mask, packed_custom_mask, starts, lengths, width)
-            else:
-                self._mask = items.mask(starts, lengths, width)
+                raise NotImplementedError("prefix_len_ptr: got items; with use_cuda_graph only None is supported")
+            width = self._tables.table.shape[1] * page_size
+            self._mask = items.mask(starts, self._tables.lengths, width)
             most = self._mask.shape[2]
         self._starts, self._most, self._invariant = starts, most, True if fixed_split_size is not None else None
         self._heads = (num_qo_heads, num_kv_heads, head_dim_qk)
@@ -224,6 +237,17 @@ class BatchPrefillWithPagedKVCacheWrapper:
         }
 
     begin_forward = plan
+
+    def _plan_bits(self, custom_mask, packed_custom_mask, starts):
+        masked = custom_mask is not None or packed_custom_mask is not None
+        buffers = self._bit_buffers
+        if masked and self._tables.fixed and buffers is None:
+            raise ValueError("custom_mask: with use_cuda_graph it needs custom_mask_buf and mask_indptr_buf")
+        self._bits = None
+        if masked:
+            self._bits = bits_of_batch(custom_mask, packed_custom_mask, starts, self._tables.lengths, buffers)
+        elif buffers is not None:  # no sequence has bits, so none has a mask
+            self._bits = BitMask(buffers[0], buffers[1].zero_())
 
     def run(
         self,
@@ -278,6 +302,7 @@ class BatchPrefillWithPagedKVCacheWrapper:
                 cu_seqlens_q=self._starts,
                 max_seqlen_q=self._most,
                 mask=self._mask,
+                bit_mask=self._bits,
                 sink=sinks,
                 alibi_slopes=self._positions.slopes(heads_q, q.device),
                 scale=scale_of(head_dim, sm_scale, q_scale, k_scale),
@@ -313,9 +338,9 @@ class BatchPrefillWithPagedKVCacheWrapper:
         return_lse: bool = False,
     ) -> Any:
         """run() with other options, in FlashInfer's old order."""
-        self._positions = Positions(pos_encoding_mode, rope_scale, rope_theta, causal and self._mask is None)
+        self._positions = Positions(pos_encoding_mode, rope_scale, rope_theta, causal and not self._is_masked())
         self._options = {
-            "causal": causal and self._mask is None,
+            "causal": causal and not self._is_masked(),
             "sm_scale": sm_scale,
             "window_left": window_left,
             "logits_soft_cap": logits_soft_cap,
@@ -323,6 +348,9 @@ class BatchPrefillWithPagedKVCacheWrapper:
         return self.run(q, paged_kv_cache, k_scale=k_scale, v_scale=v_scale, return_lse=return_lse)
 
     forward_return_lse = functools.partialmethod(forward, return_lse=True)
+
+    def _is_masked(self):
+        return self._mask is not None or self._bits is not None
 
     def end_forward(self) -> None:
         """Nothing."""

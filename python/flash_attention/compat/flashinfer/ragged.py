@@ -18,7 +18,7 @@ from flash_attention.compat.flashinfer.arguments import (
     refuse_given,
     scale_of,
 )
-from flash_attention.compat.flashinfer.masks import Items, mask_of_batch
+from flash_attention.compat.flashinfer.masks import MOST_QUERIES_WITH_BITS, Items, bits_of_batch, mask_of_batch
 from flash_attention.compat.flashinfer.positions import Positions
 from flash_attention.compat.flashinfer.variant import sinks_and_scale, takes_sinks
 
@@ -120,17 +120,20 @@ class BatchPrefillWithRaggedKVCacheWrapper:
         starts = [tensor.to(self._device, non_blocking=True) for tensor in (qo_indptr, kv_indptr)]
         if self._fixed is not None:
             starts = self._refilled(starts)
-        self._mask = None
+        self._mask = self._bits = None
         if masked or items is not None:
             if self._fixed is not None:
                 raise NotImplementedError("custom_mask: got a mask; with use_cuda_graph only None is supported")
             lengths = starts[1].diff()
             most_kv = int(lengths.max()) if len(lengths) else 0
-            if masked:
+            few = most is not None and most <= MOST_QUERIES_WITH_BITS
+            if few and packed_custom_mask is not None:
+                self._bits = bits_of_batch(None, packed_custom_mask, starts[0], lengths)
+            elif masked:
                 self._mask = mask_of_batch(custom_mask, packed_custom_mask, starts[0], lengths, most_kv)
             else:
                 self._mask = items.mask(starts[0], lengths, most_kv)
-            most = self._mask.shape[2]
+            most = most if self._mask is None else self._mask.shape[2]
         self._starts, self._most = starts, (most, most_kv)
         self._heads = (num_qo_heads, num_kv_heads, head_dim_qk, head_dim_qk if head_dim_vo is None else head_dim_vo)
         self._options = {
@@ -189,8 +192,9 @@ class BatchPrefillWithRaggedKVCacheWrapper:
             "return_lse": True,
         }
         narrow = k.element_size() == 1 and q.element_size() > 1
+        over_rows = narrow or self._bits is not None
         with Renamed(NAMES):
-            found, natural = self._over_rows(q, k, v, given) if narrow else self._packed(q, k, v, given)
+            found, natural = self._over_rows(q, k, v, given) if over_rows else self._packed(q, k, v, given)
         return finish(found, natural.transpose(0, 1), v_scale, out, lse, return_lse, lse_base, lse_layout)
 
     run_return_lse = functools.partialmethod(run, return_lse=True)
@@ -201,13 +205,15 @@ class BatchPrefillWithRaggedKVCacheWrapper:
         return padded(q, k, v, packed={**starts, **lengths}, **given)
 
     def _over_rows(self, q, k, v, given):
-        """Keys and values of 8 bits under wider queries, which are a cache's: each row is a page."""
+        """Keys and values of 8 bits under wider queries, and bit masks, which are a cache's: each row is a page."""
         lengths = self._starts[1].diff()
         width = len(k) if self._most[1] is None else self._most[1]
         table = self._starts[1][:-1, None] + torch.arange(width, dtype=torch.int32, device=k.device)
         table = table.clamp(max=max(len(k) - 1, 0))
         sequences = {"page_table": table, "seqused_kv": lengths, "cu_seqlens_q": self._starts[0]}
-        return padded_cache(q, k[:, None], v[:, None], max_seqlen_q=self._most[0], **sequences, **given)
+        return padded_cache(
+            q, k[:, None], v[:, None], max_seqlen_q=self._most[0], bit_mask=self._bits, **sequences, **given
+        )
 
     def _refilled(self, starts):
         for name, buffer, tensor in zip(("qo_indptr", "kv_indptr"), self._fixed, starts, strict=True):
@@ -245,7 +251,7 @@ class BatchPrefillWithRaggedKVCacheWrapper:
         return_lse: bool = False,
     ) -> Any:
         """run() with other options, in FlashInfer's old order."""
-        causal = causal and self._mask is None
+        causal = causal and self._mask is None and self._bits is None
         self._positions = Positions(pos_encoding_mode, rope_scale, rope_theta, causal)
         self._options = {
             **(self._options or {}),

@@ -164,7 +164,9 @@ std::span<const KernelEntry> decode_kernels() {
                             .invariant = true,
                             .narrow_keys = true,
                             .tile = true,
-                            .stages = true},
+                            .stages = true,
+                            .bit_mask = true,
+                            .sequence_windows = true},
                   .proven = run_on_h200,
                   .plan = plan_sm90},
       KernelEntry{.name = "decode/sm80",
@@ -180,7 +182,9 @@ std::span<const KernelEntry> decode_kernels() {
                             .latent = true,
                             .tile = true,
                             .stages = true,
-                            .key_list = true},
+                            .key_list = true,
+                            .bit_mask = true,
+                            .sequence_windows = true},
                   .proven = run_on_h200,
                   .plan = plan_sm80}};
   return rows;

@@ -393,7 +393,7 @@ std::span<const KernelEntry> sm90_kernels() {
                   .pass = Pass::forward,
                   .device = DeviceKind::cuda,
                   .requirements = "sm_90; float16 or bfloat16; strides that TMA can take; pages of a multiple of 8 keys; "
-                                  "every option",
+                                  "every option but bit masks",
                   .takes = {.pages = true,
                             .left_padding = true,
                             .invariant = true,
@@ -403,7 +403,8 @@ std::span<const KernelEntry> sm90_kernels() {
                             .tile = true,
                             .stages = true,
                             .splits = true,
-                            .statistics = true},
+                            .statistics = true,
+                            .sequence_windows = true},
                   .proven = run_on_h200,
                   .prefill = true,
                   .counts_repairs = true,
