@@ -7,7 +7,7 @@ Tensors are those of torch, NumPy, CuPy or JAX. help(attention) has all argument
 sinks, dropout, programs of scores. Besides it:
 
     attention_packed             sequences of different lengths, end to end
-    attention_over_cache         decoding from a cache, in pages or not; merge_states, shared_prefix_attention
+    attention_over_cache         decoding from a cache, in pages or not; merge_states, shared_prefix_attention, shared_pages
     flex_attention               scores and masks as functions; create_block_mask, and_masks, or_masks; flashmask_attention
     FlashAttention               as a torch.nn.Module; StandardAttention, MultiheadAttention
     scaled_dot_product_attention torch's signature; register, unregister and why_torch put it in torch's place
@@ -48,6 +48,7 @@ _LAZY = {
     "register_transformers": "hugging_face",
     "merge_states": "merge",
     "attention_over_cache": "torch_cache",
+    "shared_pages": "shared_prefix",
     "shared_prefix_attention": "shared_prefix",
     "flashmask_attention": "masks.flashmask",
     "flex_attention": "flex",

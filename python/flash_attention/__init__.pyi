@@ -37,6 +37,7 @@ from flash_attention.quantization import rotate as rotate
 from flash_attention.rotary import rotary_frequencies as rotary_frequencies
 from flash_attention.rotary import rotary_tables as rotary_tables
 from flash_attention.sdpa import scaled_dot_product_attention as scaled_dot_product_attention
+from flash_attention.shared_prefix import shared_pages as shared_pages
 from flash_attention.shared_prefix import shared_prefix_attention as shared_prefix_attention
 from flash_attention.torch_cache import attention_over_cache as attention_over_cache
 from flash_attention.torch_registry import register as register
