@@ -9,7 +9,7 @@ from engine_wheels import check_arguments, folder_of, parameters_of
 
 flashinfer = pytest.importorskip("flash_attention.flashinfer")
 
-FILES = ("attention/_core", "cascade", "decode", "mla/_batch_mla/_wrapper", "page", "pod", "prefill")
+FILES = ("attention/_core", "cascade", "decode", "mla/_batch_mla/_wrapper", "page", "pod", "prefill", "sparse")
 # Of plan() of decoding the wheel has (*deprecated_positional_args, **kwargs), as we do; its names are in _plan_impl.
 BY_OTHER_NAMES = {"BatchDecodeWithPagedKVCacheWrapper.plan"}
 # Whatever the arguments, the answer is the same.

@@ -15,6 +15,13 @@ def _check_positions(mode):
         raise NotImplementedError(f"pos_encoding_mode: got {mode!r}; only 'NONE' is supported over blocks")
 
 
+def _replan(wrapper, q, pos_encoding_mode, logits_soft_cap, sm_scale):
+    """Other options for the blocks that are planned."""
+    _check_positions(pos_encoding_mode)
+    if wrapper._plan is not None:
+        wrapper._plan |= {"softcap": logits_soft_cap or 0.0, "scale": scale_of(q.shape[-1], sm_scale)}
+
+
 class BlockSparseAttentionWrapper:
     """FlashInfer's wrapper: plan() takes which blocks of R queries see which blocks of C keys, run() attends.
 
@@ -25,7 +32,7 @@ class BlockSparseAttentionWrapper:
         self.device = float_workspace_buffer.device
         self._plan = None
 
-    def reset_workspace_buffer(self, *buffers: Any, **named: Any) -> None:
+    def reset_workspace_buffer(self, float_workspace_buffer: Tensor, int_workspace_buffer: Tensor) -> None:
         """Nothing: no workspace of the caller is used."""
 
     def plan(
@@ -48,10 +55,19 @@ class BlockSparseAttentionWrapper:
         sm_scale: float | None = None,
         rope_scale: float | None = None,
         rope_theta: float | None = None,
-        q_data_type: Any = None,
-        kv_data_type: Any = None,
-        o_data_type: Any = None,
+        q_data_type: str | torch.dtype = "float16",
+        kv_data_type: str | torch.dtype | None = None,
+        o_data_type: str | torch.dtype = "float16",
         non_blocking: bool = True,
+        block_mask: Tensor | None = None,
+        kv_block_lens: Tensor | None = None,
+        q2k_indices: Tensor | None = None,
+        q2k_num: Tensor | None = None,
+        kv_splits: int | str | None = None,
+        use_clc: bool | None = None,
+        q_scale: float | None = None,
+        k_scale: float | None = None,
+        v_scale: float | None = None,
         **wrong: NoReturn,
     ) -> None:
         """indptr int32 [M / R + 1] and indices int32 [number of blocks]: row r of blocks of queries sees the blocks of keys
@@ -59,7 +75,8 @@ class BlockSparseAttentionWrapper:
         """
         if wrong:
             refuse_keywords(self.plan, wrong)
-        refuse_given(mask=mask, packed_mask=packed_mask)
+        refuse_given(mask=mask, packed_mask=packed_mask, block_mask=block_mask, kv_block_lens=kv_block_lens)
+        refuse_given(q2k_indices=q2k_indices, q2k_num=q2k_num, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale)
         _check_positions(pos_encoding_mode)
         for name, size, block in (("R", M, R), ("C", N, C)):
             if block < 1 or size % block != 0:
@@ -118,7 +135,24 @@ class BlockSparseAttentionWrapper:
         found, sums = attention(q[None], k[None], v[None], **self._plan, return_lse=True)
         return finish(found[0], sums[0].transpose(0, 1), None, out, lse, return_lse)
 
-    forward = run
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        scale_q: Tensor | None = None,
+        scale_k: Tensor | None = None,
+        scale_v: Tensor | None = None,
+        pos_encoding_mode: str = "NONE",
+        use_fp16_qk_reduction: bool = False,
+        logits_soft_cap: float | None = None,
+        sm_scale: float | None = None,
+        rope_scale: float | None = None,
+        rope_theta: float | None = None,
+    ) -> Tensor:
+        """run() with other options, in FlashInfer's old order."""
+        _replan(self, q, pos_encoding_mode, logits_soft_cap, sm_scale)
+        return self.run(q, k, v, scale_q, scale_k, scale_v)
 
     def end_forward(self) -> None:
         """Nothing is held."""
@@ -134,7 +168,7 @@ class VariableBlockSparseAttentionWrapper:
         self.device = float_workspace_buffer.device
         self._plan = None
 
-    def reset_workspace_buffer(self, *buffers: Any, **named: Any) -> None:
+    def reset_workspace_buffer(self, float_workspace_buffer: Tensor, int_workspace_buffer: Tensor) -> None:
         """Nothing: no workspace of the caller is used."""
 
     def plan(
@@ -153,8 +187,8 @@ class VariableBlockSparseAttentionWrapper:
         rope_scale: float | None = None,
         rope_theta: float | None = None,
         non_blocking: bool = True,
-        q_data_type: Any = None,
-        kv_data_type: Any = None,
+        q_data_type: str | torch.dtype = "float16",
+        kv_data_type: str | torch.dtype | None = None,
         **wrong: NoReturn,
     ) -> None:
         """block_mask_map: bool [num_kv_heads, rows, columns]; block_row_sz, block_col_sz: queries and keys of each row and
@@ -216,7 +250,21 @@ class VariableBlockSparseAttentionWrapper:
         found, sums = attention(q[None], k[None], v[None], layout="bhsd", **self._plan, return_lse=True)
         return finish(found[0], sums[0], None, out, lse, return_lse)
 
-    forward = run
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        pos_encoding_mode: str = "NONE",
+        use_fp16_qk_reduction: bool = False,
+        logits_soft_cap: float | None = None,
+        sm_scale: float | None = None,
+        rope_scale: float | None = None,
+        rope_theta: float | None = None,
+    ) -> Tensor:
+        """run() with other options, in FlashInfer's old order."""
+        _replan(self, q, pos_encoding_mode, logits_soft_cap, sm_scale)
+        return self.run(q, k, v)
 
     def end_forward(self) -> None:
         """Nothing is held."""
