@@ -9,7 +9,18 @@ from engine_wheels import check_arguments, folder_of, parameters_of
 
 flashinfer = pytest.importorskip("flash_attention.flashinfer")
 
-FILES = ("attention/_core", "cascade", "decode", "mla/_batch_mla/_wrapper", "page", "pod", "prefill", "sparse")
+FILES = (
+    "attention/_core",
+    "cascade",
+    "decode",
+    "mla/_batch_mla/_wrapper",
+    "page",
+    "pod",
+    "prefill",
+    "sparse",
+    "msa_ops/sparse_prefill",
+    "msa_ops/sparse_decode",
+)
 # Of plan() of decoding the wheel has (*deprecated_positional_args, **kwargs), as we do; its names are in _plan_impl.
 BY_OTHER_NAMES = {"BatchDecodeWithPagedKVCacheWrapper.plan"}
 # Whatever the arguments, the answer is the same.

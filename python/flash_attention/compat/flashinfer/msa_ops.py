@@ -35,6 +35,7 @@ def msa_sparse_attention(
     q_offset: Any = None,
     return_temperature_lse: bool = False,
     lse_temperature_scale: float = 1.0,
+    workspace: Any = None,
     **wrong: NoReturn,
 ) -> Any:
     """Attention of packed queries, each over its blocks of 128 keys.
@@ -101,6 +102,8 @@ def msa_sparse_decode_attention(
     q_offset: Any = None,
     partial_dtype: Any = None,
     force_fused: bool | None = None,
+    workspace: Any = None,
+    out: Tensor | None = None,
     **wrong: NoReturn,
 ) -> Any:
     """msa_sparse_attention for sequences of seqlen_q queries each, q [batch * seqlen_q, num_qo_heads, head_dim].
@@ -110,8 +113,8 @@ def msa_sparse_decode_attention(
         blocks = torch.tensor([[[1, 0], [0, -1]]] * 2, dtype=torch.int32)
         out = msa_sparse_decode_attention(q, cache, cache, blocks, page_table=table, seqused_k=lengths)
 
-    partial_dtype and force_fused choose an implementation and change nothing. The other arguments, and what is returned,
-    are those of msa_sparse_attention.
+    partial_dtype, force_fused and workspace choose an implementation and change nothing. out: a tensor for the result. The
+    other arguments, and what is returned, are those of msa_sparse_attention.
     """
     if wrong:
         refuse_keywords(msa_sparse_decode_attention, wrong)
@@ -120,10 +123,17 @@ def msa_sparse_decode_attention(
             f"seqlen_q: got {seqlen_q}; expected a divisor of the rows of q [batch * seqlen_q, heads, head_dim]"
         )
     starts = torch.arange(0, q.shape[0] + 1, seqlen_q, dtype=torch.int32, device=q.device)
-    return msa_sparse_attention(
+    found = msa_sparse_attention(
         q, k, v, q2k_indices, starts, cu_seqlens_k, causal, softmax_scale, page_table, seqused_k, return_softmax_lse,
         k_scale, v_scale, k_global_scale, v_global_scale, q_offset,
     )  # fmt: skip
+    if out is None:
+        return found
+    result, lse = found if return_softmax_lse else (found, None)
+    if out.shape != result.shape or out.device != result.device:
+        got, wanted = (f"{list(each.shape)} on {each.device}" for each in (out, result))
+        raise ValueError(f"out: got {got}; expected {wanted}")
+    return (out.copy_(result), lse) if return_softmax_lse else out.copy_(result)
 
 
 def _lists(q, k, v, indices):

@@ -30,6 +30,9 @@ from flash_attention.compat.flashinfer.masks import (
 )
 from flash_attention.compat.flashinfer.plan import Tables
 from flash_attention.compat.flashinfer.positions import Positions
+from flash_attention.compat.flashinfer.ragged import (
+    BatchPrefillWithRaggedKVCacheWrapper as BatchPrefillWithRaggedKVCacheWrapper,
+)
 from flash_attention.compat.flashinfer.variant import sinks_and_scale, takes_sinks
 from flash_attention.masks import BitMask
 
