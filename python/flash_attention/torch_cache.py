@@ -21,10 +21,11 @@ from flash_attention.pytorch import ops as torch_ops
 from flash_attention.pytorch.gradients import refusing_gradients
 from flash_attention.routes import OVER_CACHE, route
 
-_OF_CACHES = ("page_table", "left_padding", "bit_mask", "bit_mask_offsets", "sequence_windows")
-_CACHE_TENSORS = ", ".join((torch_ops.TENSORS, *(f"Tensor? {name}" for name in _OF_CACHES)))
-_NUM_TENSORS = NUM_TENSORS + len(_OF_CACHES)
+_CACHE_TENSORS = f"{torch_ops.TENSORS}, Tensor? page_table, Tensor? left_padding"
+_NUM_TENSORS = NUM_TENSORS + 2
+_BITS = ("bit_mask", "bit_mask_offsets", "sequence_windows")
 _NARROW = "Tensor? k_scale=None, Tensor? v_scale=None, str codes='', bool latent=False"
+_NUM_NARROW = 4
 
 
 def attention_over_cache(
@@ -127,7 +128,8 @@ def run(
     if out is not None:
         check_out(out, q, v)
     if torch_ops.is_watched(q):
-        found, lse = torch.ops.flash_attention.forward_cache(*tensors[:_NUM_TENSORS], *options, *narrow)
+        seen = (bits, offsets, sequence_windows)
+        found, lse = torch.ops.flash_attention.forward_cache(*tensors[:_NUM_TENSORS], *options, *narrow, *seen)
         out = found if out is None else out.copy_(found)
     else:
         out, lse = _forward(tensors, options, return_lse, *narrow, out=out)
@@ -163,14 +165,16 @@ def _forward(tensors, options, need_lse, k_scale=None, v_scale=None, codes="", l
 
 
 torch_ops.library.define(
-    f"forward_cache({_CACHE_TENSORS}, {torch_ops.OPTIONS}, {_NARROW}) -> (Tensor out, Tensor lse)",
+    f"forward_cache({_CACHE_TENSORS}, {torch_ops.OPTIONS}, {_NARROW}, "
+    f"{', '.join(f'Tensor? {name}=None' for name in _BITS)}) -> (Tensor out, Tensor lse)",
     tags=torch_ops.EXACT_STRIDES,
 )
 
 
 def _split(arguments):
     end = _NUM_TENSORS + NUM_OPTIONS
-    return Tensors(*arguments[:_NUM_TENSORS]), Options(*arguments[_NUM_TENSORS:end]), arguments[end:]
+    narrow, bits = arguments[end : end + _NUM_NARROW], dict(zip(_BITS, arguments[end + _NUM_NARROW :], strict=False))
+    return Tensors(*arguments[:_NUM_TENSORS], **bits), Options(*arguments[_NUM_TENSORS:end]), narrow
 
 
 def _forward_op(*arguments):

@@ -165,15 +165,15 @@ PLANTS = (
     Plant(
         "a window of 0 keys to the left is no window",
         "src/plan/features.cpp",
-        ".window_left = p.window_left >= 0,",
-        ".window_left = p.window_left > 0,",
+        ".window_left = p.window_left >= 0 ||",
+        ".window_left = p.window_left > 0 ||",
         FEATURES,
     ),
     Plant(
         "top_left is lost where there is only a left window",
         "src/plan/features.cpp",
-        "p.alignment == Alignment::top_left && (p.window_left >= 0 || p.window_right >= 0)",
-        "p.alignment == Alignment::top_left && p.window_right >= 0",
+        "(p.window_left >= 0 || p.window_right >= 0 || p.sequence_windows)",
+        "(p.window_right >= 0 || p.sequence_windows)",
         FEATURES,
     ),
     Plant(
