@@ -27,6 +27,7 @@ TEST_P(BitMasks, Emulated) {
                few = c.problem.seq_q <= 16 || c.problem.page_size > 0;
     if (std::string_view(of.kernel) == "forward/sm90" && !windows) continue;
     if (std::string_view(of.kernel).starts_with("decode/") && !few) continue;  // many queries without pages
+    if (std::string_view(of.kernel) == "decode/sm90" && c.problem.page_size % 8 != 0) continue;
     SCOPED_TRACE(c.name);
     check_on_its_gpu(c, of.kernel);
     ++taken;
