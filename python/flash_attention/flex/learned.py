@@ -42,9 +42,11 @@ class Scaled(torch.autograd.Function):
         return _times(q, scale)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx, dq):
         q, scale = ctx.saved_tensors
+        if torch.is_grad_enabled():  # these gradients have gradients themselves
+            scale = scale.to(dq.device)
+            return (dq.float() * scale).to(dq.dtype), (dq.float() * q.float()).sum()
         dscale = (dq.float() * q).sum(dtype=torch.float32).to(scale.device) if ctx.needs_input_grad[1] else None
         return _times(dq, scale) if ctx.needs_input_grad[0] else None, dscale
 

@@ -201,6 +201,20 @@ def test_packed_and_heads_first():
     close(got, want)
 
 
+def test_a_scale_that_learns():
+    q, k, v = leaves()
+    weights = drawn(*q.shape, seed=9)
+
+    def mixed(function, q, k, v, weights, scale):
+        q, scale = q.requires_grad_(), scale.requires_grad_()
+        first = torch.autograd.grad(function(q, k, v, scale=scale).square().sum(), (q, scale), create_graph=True)
+        return torch.autograd.grad((first[0] * weights).sum() + first[1].square(), (q, scale))
+
+    got = mixed(attention, q, k, v, weights, torch.tensor(0.3))
+    want = mixed(lambda *x, scale: formula(*x, scale=scale)[0], *double([q, k, v, weights]), torch.tensor(0.3).double())
+    close(got, want)
+
+
 def test_dropout():
     """With a seed the call is a function of its tensors: compared with differences of its gradients in float32."""
     tensors, t = leaves(), [drawn(*x.shape, seed=60 + n) for n, x in enumerate(leaves())]
