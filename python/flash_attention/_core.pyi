@@ -24,6 +24,7 @@ def forward(
     latent: bool = False,
     backward: int | None = None,
     kept: KeptMasks | None = None,
+    row_max: Any | None = None,
     statistics: tuple[Any | None, Any | None, Any | None] | None = None,
 ) -> None: ...
 def backward(
@@ -37,7 +38,30 @@ def backward(
     allocate: Callable[[int], Any],
     program: tuple[Any, ...] | None = None,
     kept: KeptMasks | None = None,
+    part: str | None = None,
     statistics: tuple[Any | None, Any | None, Any | None] | None = None,
+) -> None: ...
+def tangent(
+    tensors: tuple[Any, ...],
+    options: tuple[Any, ...],
+    out: Any,
+    lse: Any | None,
+    tangents: tuple[Any, ...],
+    seed: int,
+    offset: int,
+    stream: int,
+    allocate: Callable[[int], Any],
+) -> None: ...
+def second(
+    tensors: tuple[Any, ...],
+    options: tuple[Any, ...],
+    results: tuple[Any, Any],
+    gradients: tuple[Any, ...],
+    tangents: tuple[Any, ...],
+    seed: int,
+    offset: int,
+    stream: int,
+    allocate: Callable[[int], Any],
 ) -> None: ...
 
 class KeptMasks:

@@ -104,7 +104,7 @@ double visible_scores(const Problem& p) {
 
 }  // namespace
 
-bool invariant_by_default() { return support::settings().invariant; }
+bool invariant_by_default() { return support::invariant_in_environment(); }
 
 std::size_t hash_value(const Problem& problem) {
   Hasher hasher;

@@ -186,6 +186,14 @@ const Settings& settings() {
   return process;
 }
 
+bool invariant_in_environment() noexcept {
+  static const bool on = [] {
+    const char* value = std::getenv("FLASH_ATTENTION_INVARIANT");
+    return value != nullptr && (value == std::string_view("on") || value == std::string_view("1"));
+  }();
+  return on;
+}
+
 std::span<const SettingDescription> setting_descriptions() { return descriptions; }
 
 }  // namespace flash_attention::support

@@ -65,6 +65,10 @@ Settings read_settings(const Environment& environment);
 /// The process's settings, read at the first call.
 const Settings& settings();
 
+/// Whether FLASH_ATTENTION_INVARIANT is on. Every Problem asks, also one that is made before main(): so this reads no other
+/// setting and never throws. The first call refuses a value that is not allowed.
+bool invariant_in_environment() noexcept;
+
 /// Whether the environment has been read, or is being read: until then a child of fork() may still change it.
 bool settings_in_use();
 
