@@ -11,7 +11,8 @@
 //       total += dS                                                          add_tile
 //     [the rows of total are summed];  dbias = total                         sum_rows
 //
-// No atomic, no workspace, the same bits in every run. Elements that no sequence reaches are written as zero.
+// There are no atomics and no workspace, and every run has the same bits. Elements that no sequence reaches are written
+// as zero.
 
 namespace flash_attention {
 
@@ -25,7 +26,7 @@ struct BiasGradient {
     int begin;
     int end;
   };
-  /// All of an axis that broadcasts, one index of another.
+  /// All of the axis if it broadcasts, otherwise one index of it.
   __device__ static Range along(bool broadcast, int index, int count) {
     return broadcast ? Range{0, count} : Range{index, index + 1};
   }
@@ -48,7 +49,7 @@ struct BiasGradient {
     }
   }
 
-  /// The sum over the tile's rows, in row 0 of the tile. Nothing else uses its storage.
+  /// Sums the tile's rows into row 0 of `tile`, which nothing else uses.
   __device__ static void sum_rows(float (&total)[4][4], tile::WeightTile& tile) {
     const tile::ThreadPlace place;
     tile::store_weights_by_row(tile, total);

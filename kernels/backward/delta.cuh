@@ -6,10 +6,10 @@
 #include "tile/tail.cuh"
 #include "tile/workspace.cuh"
 
-// What the backward pass needs of each row before the score tiles, and what it gives back of each row after them.
+// What the backward pass computes for each row, before the score tiles (delta) and after them (dsink).
 //
 //   delta[i] = sum over d of dO[i][d] * O[i][d]  -  dlse[i]        so that dS = P * (dP - delta)
-//              [+ dentropy[i] * (entropy[i] - sum over j of P[i][j])]   where a gradient flows through the entropy
+//              [+ dentropy[i] * (entropy[i] - sum over j of P[i][j])]   if a gradient flows through the entropy
 //   dsink[h] = sum over all rows i of head h of  -exp(sink[h] - lse[i]) * delta[i]
 //
 // delta is a region of the workspace, BackwardRegion::delta, in the layout of lse.
@@ -18,7 +18,7 @@ namespace flash_attention {
 
 using namespace abi;
 
-/// One block of 256 threads takes 64 rows of one head; sixteen lanes share a row. What is in no sequence is cleared here.
+/// One block of 256 threads takes 64 rows of one head; sixteen lanes share a row. Rows in no sequence are zeroed here.
 template <BackwardConfig config>
 __device__ __forceinline__ void backward_delta(const AttentionArgs& args) {
   constexpr Features features = config.features;

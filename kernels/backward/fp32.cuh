@@ -7,8 +7,8 @@
 // Attention backward of float32 with products and sums in fp32, on CUDA cores (precision = ieee): sm_80 and up, the whole
 // contract.
 //
-// It is backward/sm80 with products of tile/fma_product.cuh: the same copies, scores and epilogue. P and dS are in the same
-// place, one after the other, so that a tile of 128 keys and 128 columns has room:
+// It is backward/sm80 with products of tile/fma_product.cuh: the same copies, scores and epilogue. P and dS use the
+// same memory, one after the other, so that a tile of 128 keys and 128 columns fits:
 //
 //     for each query tile that sees some of the block's keys:
 //       S = Q K^T,  dP = dO V^T,  P = exp(S - lse),  dS = P * (dP - delta)
@@ -23,13 +23,13 @@ __device__ __forceinline__ void backward_fp32(const AttentionArgs& args) {
   backward_sm80<config>(args);
 }
 
-/// dQ by itself: the same bits in every run.
+/// Computes dQ by itself, with the same bits in every run.
 template <BackwardConfig config>
 __device__ __forceinline__ void backward_fp32_dq(const AttentionArgs& args) {
   backward_sm80_dq<config>(args);
 }
 
-/// dQ from the sums in the workspace.
+/// Computes dQ from the sums in the workspace.
 template <BackwardConfig config>
 __device__ __forceinline__ void backward_fp32_finish_dq(const AttentionArgs& args) {
   backward_sm80_finish_dq<config>(args);

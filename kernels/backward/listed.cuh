@@ -13,20 +13,20 @@
 // Five kernels; delta comes from backward/delta.cuh.
 //
 //   dQ: a block takes 64 rows that share a list, as forward/listed does, and goes over its keys.
-//   An inverse of the lists, sorted by keys, says which lists name a key: a stable counting sort in three steps.
+//   The inverse of the lists tells which lists name a key. It is sorted by keys: a stable counting sort in three steps.
 //     count:   each block takes a chunk of the lists of a sequence and counts how often they name each block of keys
-//     offsets: where the lists that name a block of keys begin, and those of each chunk among them
-//     fill:    each block goes over its chunk again, list by list, and writes their numbers in this order
-//   dK, dV: a block takes one key of one key head and goes over the lists that name it, in their order: a warp takes a row,
-//   its lanes the columns.
+//     offsets: where the lists that name a block of keys begin, and within them those of each chunk
+//     fill:    each block goes over its chunk again, list by list, and writes the lists' numbers in this order
+//   dK, dV: a block takes one key of one key head and goes over the lists that name it, in their order: a warp takes a
+//           row, its lanes take the columns.
 //
-// An entry that stands twice in a list is twice in the inverse; in a set the second one counts nowhere.
+// If a list names a key twice, the list is in the key's inverse twice. In a set the second entry counts nowhere.
 
 namespace flash_attention {
 
 using namespace abi;
 
-/// Where the inverse of the lists is.
+/// The addresses of the inverse of the lists in the workspace.
 struct InverseLists {
   int list_rows;  // lists of a sequence and head
   int key_units;  // blocks of keys of a sequence
@@ -37,15 +37,15 @@ struct InverseLists {
         key_units(tile::ceil_div(args.seq_kv, args.list_block_kv)),
         chunks(args.num_splits) {}
 
-  /// How often each block of keys is named, [chunk][block of keys]; then where the next number goes.
+  /// How often each block of keys is named, [chunk][block of keys]; later, the place of the next number.
   __device__ __forceinline__ unsigned* counts(const AttentionArgs& args, long long plane) const {
     return tile::workspace<unsigned>(args, BackwardListedRegion::counts) + plane * chunks * key_units;
   }
-  /// Where the lists of each block of keys begin, and where the last ends.
+  /// The first list of each block of keys; after the last block, the end.
   __device__ __forceinline__ unsigned* begins(const AttentionArgs& args, long long plane) const {
     return tile::workspace<unsigned>(args, BackwardListedRegion::begins) + plane * (key_units + 1);
   }
-  /// Numbers of lists.
+  /// The numbers of lists.
   __device__ __forceinline__ int* lists(const AttentionArgs& args, long long plane) const {
     return tile::workspace<int>(args, BackwardListedRegion::lists) + plane * list_rows * args.list_entries;
   }
@@ -65,7 +65,7 @@ struct BackwardListed {
     tile::KeyTile keys;
   };
 
-  /// P with dropout and dS at the dot product, but for the scale, of a visible pair.
+  /// For a visible pair: P after dropout, and dS at the dot product, without the scale.
   struct Gradient {
     float p = 0, ds = 0;
     bool dropped = false;
@@ -160,7 +160,7 @@ __device__ __forceinline__ void backward_listed_dq(const AttentionArgs& args) {
   }
 }
 
-/// visit(list, block of keys) for the entries of a chunk of lists, list by list.
+/// Calls visit(list, block of keys) for each entry of a chunk of lists, list by list.
 template <Features features, typename Visit>
 __device__ __forceinline__ void for_entries(const AttentionArgs& args, const InverseLists& inverse, Visit visit) {
   const long long plane = blockIdx.x / inverse.chunks;
@@ -178,7 +178,7 @@ __device__ __forceinline__ void for_entries(const AttentionArgs& args, const Inv
       const int unit = list.template entry<features.key_set>(e, limit);
       if (unit >= 0) visit(row, unit);
     }
-    __syncthreads();  // a list is done before the next: the order of their numbers is that of the lists
+    __syncthreads();  // a list is done before the next begins, so the numbers are in the order of the lists
   }
 }
 
@@ -204,14 +204,14 @@ __device__ __forceinline__ void backward_listed_offsets(const AttentionArgs& arg
   unsigned* const counts = inverse.counts(args, blockIdx.x);
   unsigned* const begins = inverse.begins(args, blockIdx.x);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  unsigned before = 0;  // numbers of all blocks of keys that come first
+  unsigned before = 0;  // the numbers of all blocks of keys before these
 #pragma unroll 1
   for (int first = 0; first < inverse.key_units; first += tile::product_threads) {
     const int unit = first + threadIdx.x;
     unsigned own = 0;
     for (int chunk = 0; chunk < inverse.chunks && unit < inverse.key_units; ++chunk)
       own += counts[static_cast<long long>(chunk) * inverse.key_units + unit];
-    unsigned sum = own;  // with those of the lanes before
+    unsigned sum = own;  // with those of lower lanes
 #pragma unroll
     for (int step = 1; step < 32; step *= 2) {
       const unsigned other = ptx::shuffle_up(sum, step);
@@ -219,7 +219,7 @@ __device__ __forceinline__ void backward_listed_offsets(const AttentionArgs& arg
     }
     __syncthreads();  // the totals of the step before have been read
     if (lane == 31) storage.total[warp] = sum;
-    __syncthreads();  // the totals are there
+    __syncthreads();  // the totals are written
     unsigned begin = before + sum - own;
     for (int w = 0; w < tile::product_threads / 32; ++w) {
       if (w < warp) begin += storage.total[w];
@@ -248,7 +248,7 @@ __device__ __forceinline__ void backward_listed_fill(const AttentionArgs& args) 
   for_entries<config.features>(args, inverse, [&](int row, int unit) { lists[ptx::atomic_add(next + unit, 1u)] = row; });
 }
 
-/// dK and dV of one key and key head.
+/// Computes dK and dV of one key of one key head.
 template <BackwardConfig config>
 __device__ __forceinline__ void backward_listed_dkv(const AttentionArgs& args) {
   using Kernel = BackwardListed<config>;
@@ -328,7 +328,7 @@ __device__ __forceinline__ void backward_listed_dkv(const AttentionArgs& args) {
   for (int c = 0; c < columns; ++c) storage.sums[warp][32 * c + lane] = dK[c];
 #pragma unroll
   for (int c = 0; c < columns_v; ++c) storage.sums[warp][32 * (columns + c) + lane] = dV[c];
-  __syncthreads();  // the sums of all warps are there
+  __syncthreads();  // the sums of all warps are written
   auto* const dK_row = tile::key_rows<Element, features>(args.dK, sequence, kv_head_idx).row(j);
   auto* const dV_row = tile::key_rows<Element, features>(args.dV, sequence, kv_head_idx).row(j);
 #pragma unroll 1

@@ -4,11 +4,11 @@
 #include "tile/probability.cuh"
 #include "tile/workspace.cuh"
 
-// What the gradients of key masses add to delta, which backward/delta.cuh has written:
+// Adds the terms of key-mass gradients to delta, which backward/delta.cuh has written:
 //
 //   delta[i] += sum over j of P[i][j] * dkey_mass[j]
 //
-// One block of 256 threads takes 64 queries of a head, in one tile of 64 keys after another.
+// One block of 256 threads takes 64 queries of a head, and goes over the keys in tiles of 64.
 
 namespace flash_attention {
 

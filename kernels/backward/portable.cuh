@@ -9,7 +9,7 @@
 
 // Attention backward on CUDA cores: every option, every dtype, every head_dim, any GPU, the same bits in every run.
 //
-// Two kernels, each of which owns what it writes, so that no sum needs an atomic; the scores are computed in both:
+// There are two kernels. Each owns what it writes, so no sum needs an atomic; both compute the scores:
 //
 //   dK, dV: a block takes 64 keys of one key head           dQ: a block takes 64 queries of one head
 //     for each query head of the group, each query tile:      for each key tile:
@@ -36,15 +36,15 @@ struct BackwardPortable {
     tile::WeightTile weights;
   };
 
-  /// One sequence and query head: where its rows are and how its scores are made.
+  /// One sequence and query head: where its rows are and how its scores are computed.
   struct Head {
     tile::Rows<const Element> Q, K, V, dO;
     tile::Score<features> score;
     tile::Dropout dropout;
     const float* lse;
     const float* delta;
-    const float* dentropy;   // where a gradient flows through the entropy
-    const float* dkey_mass;  // where one flows through key masses
+    const float* dentropy;   // if a gradient flows through the entropy
+    const float* dkey_mass;  // if a gradient flows through key masses
 
     __device__ __forceinline__ Head(const AttentionArgs& args, const tile::Sequence& sequence, int head_idx)
         : Q(tile::query_rows<const Element, features>(args.Q, sequence, head_idx)),
@@ -63,7 +63,7 @@ struct BackwardPortable {
       K.count = V.count = sequence.visible_kv;
     }
 
-    /// True for a tile that a mask hides.
+    /// Whether masks hide the whole tile.
     __device__ __forceinline__ bool skips(int q_begin, int kv_begin) const {
       return score.template masks_hide<block, block>(q_begin, kv_begin);
     }
@@ -74,11 +74,11 @@ struct BackwardPortable {
 
   /// The gradients of a score tile.
   struct Gradients {
-    float P[4][4];   // dropped and scaled
+    float P[4][4];   // after dropout and its scaling
     float dS[4][4];  // of the score before bias and ALiBi, or after them
 
-    /// dS is taken at the dot product, but for the scale, at the score with its bias, or at what the program makes of that;
-    /// then P is the score before the program.
+    /// Where dS is taken: at the dot product (without the scale), at the score with its bias, or at the program's
+    /// result. In the last case P is the score before the program.
     enum class At { dot, score, program };
 
     template <At at = At::dot>
@@ -112,9 +112,9 @@ struct BackwardPortable {
               P[r][c + e] = dS[r][c + e] = tile::hidden();
               continue;
             }
-            // Where lse is -inf, every visible score was: the row has no probabilities.
+            // If lse is -inf, every visible score is -inf, too: the row has no probabilities.
             const float p = lse < tile::lowest_lse ? 0 : tile::exp(score - lse);
-            // What dropout has dropped does not count, not even as NaN.
+            // A dropped score does not count, even if it is NaN.
             const bool dropped = features.dropout && factor[e] == 0;
             P[r][c + e] = dropped ? tile::hidden() : p * factor[e];
             float dp = dropped ? 0 : dP[r][c + e] * factor[e];
@@ -163,7 +163,7 @@ __device__ __forceinline__ void backward_portable_dkv(const AttentionArgs& args)
       tile::store_weights_by_row(storage.weights, gradients.P);
       tile::add_weighted_rows<config.head_dim_v>(dV, storage.weights, head.dO.from(q_begin), storage.product,
                                                  some_hidden || features.dropout || features.score_program);
-      __syncthreads();  // everyone has read P: dS takes its place
+      __syncthreads();  // all threads have read P, which dS overwrites
       tile::store_weights_by_row(storage.weights, gradients.dS);
       tile::add_weighted_rows<config.head_dim>(dK, storage.weights, head.Q.from(q_begin), storage.product,
                                                some_hidden || features.score_program);

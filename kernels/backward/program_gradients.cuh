@@ -3,19 +3,20 @@
 #include "backward/portable.cuh"
 #include "ptx/atomic.cuh"
 
-// The gradients of the tensors that a program reads: sums of dS * d score / d element, for any way of reading them. Terms
-// are added as integers, so that the sum is the same in any order. Four kernels:
+// The gradients of the tensors that a program reads: sums of dS * d score / d element, however the program indexes
+// them. Terms are added as integers, so that the sum is the same in any order. Four kernels:
 //
 //   clear    the sums and the limits become 0
-//   limits   the largest term of each tensor: with it, the unit in which no sum can overflow
-//   sums     the terms, rounded to that unit, are added
+//   limits   the largest term of each tensor; it determines a unit in which no sum overflows
+//   sums     the terms are rounded to that unit and added
 //   finish   sums become floats
 //
 // In the second and third a block takes 64 queries of one head and all of their keys, as in backward/portable.cuh.
 
 namespace flash_attention {
 
-/// Calls use(tensor, place, term) for all terms of the block's queries. Tensors are constants where it is called.
+/// Calls use(tensor, place, term) for all terms of the block's queries. At each call `tensor` is a compile-time
+/// constant.
 template <BackwardConfig config, typename Use>
 __device__ __forceinline__ void for_each_program_term(const AttentionArgs& args, Use use) {
   using Kernel = BackwardPortable<config>;
@@ -79,7 +80,8 @@ __device__ __forceinline__ void backward_program_limits(const AttentionArgs& arg
   }
 }
 
-/// 2^shift: all terms of a tensor together stay below 2^61 of these units. 0 if there are none, or one is not finite.
+/// 2^shift: in these units, all terms of a tensor together stay below 2^61. Returns 0 if there are no terms, or one is
+/// not finite.
 __device__ __forceinline__ double program_unit(const AttentionArgs& args, int tensor, int sign) {
   const unsigned bits = args.program.limits[tensor];
   if (bits == 0 || bits >= 0x7f800000u) return 0;
@@ -89,7 +91,8 @@ __device__ __forceinline__ double program_unit(const AttentionArgs& args, int te
 
 template <BackwardConfig config>
 __device__ __forceinline__ void backward_program_sums(const AttentionArgs& args) {
-  // A thread adds up what it has for the same element: of a number, or of one for each head, all that it has.
+  // A thread adds up its terms for the same element before it writes them. If the tensor is one number, or one for each
+  // head, those are all of its terms.
   int last[program_tensors] = {};
   long long pending[program_tensors] = {};
   const auto flush = [&](int tensor) {

@@ -4,9 +4,9 @@
 #include "ptx/atomic.cuh"
 #include "tile/workspace.cuh"
 
-// The fp32 sums of dQ in the workspace, BackwardSm80Region::dQ, to which many blocks add. They are stored in the order in
-// which the threads of a block hold them, four neighbours a thread, so that every access of a warp is 512 neighbouring
-// bytes:
+// The fp32 sums of dQ in the workspace, BackwardSm80Region::dQ, to which many blocks add. They are in the order in
+// which the threads of a block hold them, four neighbours a thread, so that every access of a warp covers 512
+// neighbouring bytes:
 //
 //   tile (head, queries / block_q):  [register / 4][thread][4]
 
@@ -25,7 +25,8 @@ struct QuerySums {
     return tile::workspace<float>(args, BackwardSm80Region::dQ);
   }
 
-  /// The thread's first four of a tile. Packed sequences begin a tile of their own: batch tiles more than the rows need.
+  /// The thread's first four sums of a tile. Each packed sequence begins a new tile, so there are up to `batch` more
+  /// tiles than the rows need.
   __device__ __forceinline__ static float* of_thread(const AttentionArgs& args, const tile::Sequence& sequence,
                                                      int head_idx, int tile_idx) {
     long long tile;
@@ -63,7 +64,7 @@ struct QuerySums {
   }
 };
 
-/// One block a tile of sums: zero.
+/// Zeroes the sums; one block a tile.
 template <BackwardConfig config>
 __device__ __forceinline__ void backward_clear_sums(const AttentionArgs& args) {
   using Sums = QuerySums<config>;

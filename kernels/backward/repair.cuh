@@ -5,8 +5,8 @@
 #include "tile/warp_row.cuh"
 #include "tile/workspace.cuh"
 
-// Gradients of single rows by one warp, multiplying nothing that is hidden or dropped: for the rows that 0 * NaN reached in
-// a tensor-core product (tile/warp_row.cuh).
+// Gradients of single rows, computed by one warp that multiplies nothing hidden or dropped: for rows that 0 * NaN has
+// reached in a tensor-core product (tile/warp_row.cuh).
 
 namespace flash_attention {
 
@@ -22,9 +22,9 @@ struct RepairHead {
   tile::Dropout dropout;
   const float* lse;
   const float* delta;
-  float delta_scale;  // of what is stored
+  float delta_scale;  // of the stored delta
 
-  /// row_delta: of the sequence's first row.
+  /// row_delta: delta of the sequence's first row.
   __device__ __forceinline__ RepairHead(const AttentionArgs& args, const tile::Sequence& sequence, int head_idx,
                                         const float* row_delta, float scale_of_delta = 1)
       : Q(tile::query_rows<const Element, features>(args.Q, sequence, head_idx)),
@@ -35,15 +35,15 @@ struct RepairHead {
         delta(row_delta),
         delta_scale(scale_of_delta) {}
 
-  /// The dropped probability and the gradient of the dot product, for a visible pair; false if the row has no
-  /// probabilities.
+  /// For a visible pair: the probability after dropout and the gradient of the dot product. Returns false if the row
+  /// has no probabilities.
   __device__ __forceinline__ bool differentiate(int i, int j, const Element* K_row, const Element* V_row, int lane,
                                                 float& p, float& ds) const {
     if (lse[i] < tile::lowest_lse) return false;
     float slope;
     const float capped = score.capped(tile::warp_dot<config.head_dim>(Q.row(i), K_row, lane), slope);
     const float whole = score.programmed(capped + score.added(i, j), i, j, slope);
-    if (features.score_program && whole == -tile::infinity) return false;  // hidden, whatever the lse is
+    if (features.score_program && whole == -tile::infinity) return false;  // hidden, whatever lse is
     p = tile::exp(whole - lse[i]);
     float dp = 0, factor = 1;
     if constexpr (features.dropout) factor = dropout.keeps(i, j) ? dropout.keep_scale : 0;
@@ -62,7 +62,7 @@ __device__ __forceinline__ const float* delta_like_lse(const AttentionArgs& args
          tile::statistics_offset<config.features>(args, sequence, head_idx);
 }
 
-/// dK and dV of key j. delta_of(head_idx) is where a head's delta begins, divided by delta_scale. A key that no query sees
+/// Computes dK and dV of key j. delta_of(head_idx) is a head's delta, divided by delta_scale. A key that no query sees
 /// has gradients of 0.
 template <BackwardConfig config, typename DeltaOf>
 __device__ __forceinline__ void repair_key(const AttentionArgs& args, const tile::Sequence& sequence, int kv_head_idx,
@@ -92,7 +92,7 @@ __device__ __forceinline__ void repair_key(const AttentionArgs& args, const tile
   dV.store(tile::key_rows<Element, features>(args.dV, sequence, kv_head_idx).row(j), 1, lane);
 }
 
-/// dQ of query i, from the keys [kv_begin, kv_end).
+/// Computes dQ of query i from the keys [kv_begin, kv_end).
 template <BackwardConfig config>
 __device__ __forceinline__ void repair_query(const AttentionArgs& args, const tile::Sequence& sequence, int head_idx, int i,
                                              int kv_begin, int kv_end) {

@@ -8,7 +8,7 @@
 // dQ of the sm80 backward pass, in one of two ways.
 //
 //   backward_sm80_finish_dq   rounds the sums that backward_sm80 has made in the workspace
-//   backward_sm80_dq          computes dQ by itself: the same bits in every run, for two more products
+//   backward_sm80_dq          computes dQ by itself: the same bits in every run, at the price of two more products
 //
 // A block of backward_sm80_dq takes block_q queries of one head:
 //
@@ -20,7 +20,7 @@ namespace flash_attention {
 
 using namespace abi;
 
-/// Rows of dQ that are not finite, once more. Every thread of the block calls it, after the rows have been stored.
+/// Repairs rows of dQ that are not finite. Every thread of the block calls it after the rows have been stored.
 template <BackwardConfig config>
 __device__ __forceinline__ void repair_queries(const AttentionArgs& args, const tile::Sequence& sequence, int head_idx,
                                                int q_begin, bool needed) {
@@ -31,7 +31,7 @@ __device__ __forceinline__ void repair_queries(const AttentionArgs& args, const 
                             : "backward/sm80 repaired queries">();
   const tile::Score<config.features> score(args, sequence, head_idx);
   const auto tiles = score.template key_tiles<config.block_q, config.block_kv>(q_begin);
-  __syncthreads();  // the stores of the tile come before those of the repair
+  __syncthreads();  // the stores of the tile must come before those of the repair
   for (int i = q_begin + static_cast<int>(threadIdx.x) / 32; i < tile::min(q_begin + config.block_q, sequence.len_q);
        i += config.num_warps) {
     repair_query<config>(args, sequence, head_idx, i, tiles.begin * config.block_kv, tiles.end * config.block_kv);
@@ -63,7 +63,7 @@ __device__ __forceinline__ void backward_sm80_finish_dq(const AttentionArgs& arg
   const unsigned dQ_smem = ptx::shared_address(&storage.dQ);
   const tile::LanePlace place(thread % 32);
   const int row = warp / Sums::warps_n * 32, part = warp % Sums::warps_n;
-  // Rows past the used length are 0: the zeros of their dS have been multiplied by all keys of a tile.
+  // Rows past the used length get 0: the zeros of their dS may have been multiplied by NaN or Inf of a key.
   const auto unused = [&](int r) { return config.features.seqused_q && q_begin + r >= sequence.len_q; };
   const float scale = args.scale / Shape::query_scale;
   float check = 0;
@@ -90,8 +90,8 @@ __device__ __forceinline__ void backward_sm80_finish_dq(const AttentionArgs& arg
   if constexpr (Shape::repairs_rows) repair_queries<config>(args, sequence, block.head_idx, q_begin, storage.repair.up());
 }
 
-/// A block takes block_q queries of one head, a warp 16 of them; dS goes from one product into the next in registers, or in
-/// fp32 through shared memory, where each warp has rows of its own.
+/// A block takes block_q queries of one head, 16 for each warp. dS goes from one product to the next in registers, or
+/// in fp32 through shared memory, in rows that belong to the warp.
 template <BackwardConfig config>
 struct BackwardSm80Query {
   using Shape = BackwardSm80Shape<config>;
@@ -118,7 +118,7 @@ struct BackwardSm80Query {
   const int lane = threadIdx.x % 32, warp_row = static_cast<int>(threadIdx.x) / 32 * 16;
   const tile::LanePlace place{lane};
   const unsigned Q_smem, dO_smem, K_smem, V_smem;
-  const unsigned dS_smem;  // of products in fp32: behind the storage, where the planner reserves it
+  const unsigned dS_smem;  // for products in fp32: after the storage, in memory that the planner reserves
   float dQ[1][dim / 8][4]{};
 
   __device__ __forceinline__ BackwardSm80Query(const AttentionArgs& arguments, SharedStorage& storage,
@@ -161,7 +161,7 @@ struct BackwardSm80Query {
       using dSTile = typename Shape::PTile;
       __syncwarp();  // all lanes have read dS of the tile before
       Shape::template store<dSTile>(dP, dS_smem, warp_row, 0, place);
-      __syncwarp();  // dS is there for all lanes
+      __syncwarp();  // all lanes have written dS
       sm80::multiply<features, dSTile, KTile, block_kv>(dQ, dS_smem, warp_row, K_smem, 0, lane, dim / 16);
     } else {
       sm80::multiply_registers<features, KTile>(dQ, dP, K_smem, lane);
@@ -190,11 +190,11 @@ struct BackwardSm80Query {
     if constexpr (tile::Score<features>::skips_tiles) {
       ptx::copy_async_commit();
       ptx::copy_async_wait<0>();
-      __syncthreads();  // Q and dO have landed, also if every tile was skipped: dQ goes over them
+      __syncthreads();  // Q and dO have landed, even if every tile was skipped: dQ overwrites them
     }
   }
 
-  /// Through the warp's own rows of shared memory to global memory; true if something is not finite.
+  /// Writes dQ through the warp's own rows of shared memory to global memory. Returns whether an element is not finite.
   __device__ __forceinline__ bool finish() {
     float check = 0;
 #pragma unroll

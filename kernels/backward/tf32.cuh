@@ -23,13 +23,13 @@ __device__ __forceinline__ void backward_tf32(const AttentionArgs& args) {
   backward_sm80<config>(args);
 }
 
-/// dQ by itself: the same bits in every run.
+/// Computes dQ by itself, with the same bits in every run.
 template <BackwardConfig config>
 __device__ __forceinline__ void backward_tf32_dq(const AttentionArgs& args) {
   backward_sm80_dq<config>(args);
 }
 
-/// dQ from the sums in the workspace.
+/// Computes dQ from the sums in the workspace.
 template <BackwardConfig config>
 __device__ __forceinline__ void backward_tf32_finish_dq(const AttentionArgs& args) {
   backward_sm80_finish_dq<config>(args);

@@ -17,8 +17,8 @@
 //     P = exp(S - lse),  dS = P (dP - delta)    registers -> shared                      sm80/shape.cuh
 //     dV += P^T dO,  dK += dS^T Q               registers, 32 keys per warp              add_key_gradients
 //     dQ  = dS K -> added to fp32 in the workspace                                       add_query_gradients
-//                   (a result that must be the same in every run has dQ by backward_sm80_dq, sm80_dq.cuh)
-//   dK, dV -> shared -> global; keys that 0 * NaN has reached again                      finish
+//                   (if every run must have the same bits, backward_sm80_dq computes dQ instead: sm80_dq.cuh)
+//   dK, dV -> shared -> global; repair of keys that 0 * NaN has reached                  finish
 //
 // Workspace: delta (backward/delta.cuh), the fp32 sums of dQ, in the order in which threads hold them (QuerySums).
 
@@ -61,7 +61,7 @@ struct BackwardSm80 {
   SharedStorage& storage;
   const tile::Sequence sequence;
   const int kv_head_idx, kv_begin;
-  const tile::TileRange tiles;  // of the queries that see some of the keys
+  const tile::TileRange tiles;  // of queries that see some of the keys
   const int thread = threadIdx.x, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const tile::LanePlace place{lane};
   const unsigned K_smem = ptx::shared_address(&storage.K), V_smem = ptx::shared_address(&storage.V);
@@ -91,7 +91,7 @@ struct BackwardSm80 {
     __device__ __forceinline__ unsigned dO() const { return stage_smem + sizeof(QTile); }
     __device__ __forceinline__ unsigned statistics() const { return dO() + sizeof(dOTile); }
   };
-  /// The first step from a place on of which the masks show something.
+  /// The first step, from a place on, of which the masks show something.
   __device__ __forceinline__ Step step_from(int head_idx, int tile_idx, unsigned stage_smem) {
     if constexpr (Score::skips_tiles) {
       while (head_idx < (kv_head_idx + 1) * args.group) {
@@ -130,7 +130,7 @@ struct BackwardSm80 {
 
   using Scores = float[2][score_blocks][4];
 
-  /// P and dS of the warp's part of the score tile, from zeros.
+  /// Computes P and dS of the warp's part of the score tile. S and dP are zeros at the call.
   __device__ __forceinline__ void score_tile(const Step& step, Scores& S, Scores& dP) const {
     const int head_idx = step.head_idx, q_begin = step.tile_idx * block_q;
     const int row = warp / score_n * 32, column = warp % score_n * score_blocks * 8;
@@ -153,7 +153,7 @@ struct BackwardSm80 {
       Shape::template differentiate<false>(S, dP, score, rows, dropout, q_begin + row, kv_begin + column, place);
     }
   }
-  /// The warp's part of P or dS into shared memory.
+  /// Stores the warp's part of P or dS to shared memory.
   __device__ __forceinline__ void put_weights(const Scores& weights, unsigned address) const {
     Shape::template store<PTile>(weights, address, warp / score_n * 32, warp % score_n * score_blocks * 8, place);
   }
@@ -226,12 +226,12 @@ struct BackwardSm80 {
 
   // -- the end of the tile ------------------------------------------------------------------------------------------------
 
-  /// The warp's part of dK or dV into shared memory, where K or V was; true if something in it is not finite.
+  /// Stores the warp's part of dK or dV to shared memory, over K or V. Returns whether an element is not finite.
   template <typename Tile, int pairs, int blocks>
   __device__ __forceinline__ bool put(const float (&C)[2][blocks][4], unsigned tile_address, float factor,
                                       int total_pairs) const {
     const int row = warp / key_n * 32, first = warp % key_n * pairs;
-    // Keys that no query sees are 0: the zeros of their P and dS have been multiplied by all queries of a tile.
+    // Keys that no query sees get 0: the zeros of their P and dS may have been multiplied by NaN or Inf of a query.
     constexpr bool some_unseen = features.key_lengths || features.seqused_kv;
     const auto unseen = [&](int r) { return some_unseen && kv_begin + r >= sequence.visible_kv; };
     float check = 0;
@@ -253,7 +253,7 @@ struct BackwardSm80 {
     return check != check;
   }
 
-  /// dK and dV by way of shared memory, 16 bytes a lane; keys that 0 * NaN has reached again.
+  /// Writes dK and dV by way of shared memory, 16 bytes a lane; then repairs keys that 0 * NaN has reached.
   __device__ __forceinline__ void finish() const {
     if (thread == 0) storage.repair.set(false);
     __syncthreads();  // every warp is done with K and V, and the flag is down
@@ -271,7 +271,7 @@ struct BackwardSm80 {
         ptx::path<Shape::split    ? "backward/tf32 repaired keys"
                   : Shape::floats ? "backward/fp32 repaired keys"
                                   : "backward/sm80 repaired keys">();
-        __syncthreads();  // the stores above come before those of the repair
+        __syncthreads();  // the stores above must come before those of the repair
         for (int j = kv_begin + warp; j < tile::min(kv_begin + block_kv, sequence.visible_kv); j += config.num_warps) {
           repair_key<config>(args, sequence, kv_head_idx, j,
                              [&](int head_idx) { return delta_like_lse<config>(args, sequence, head_idx); });

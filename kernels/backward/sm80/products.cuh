@@ -4,24 +4,25 @@
 #include "tile/mma.cuh"
 #include "tile/split.cuh"
 
-// The products of backward/sm80 over swizzled tiles in shared memory, 16 or 32 rows a warp: of 16-bit elements, of floats in
-// two parts each (tile/split.cuh), which is backward/tf32, or in fp32 (tile/fma_product.cuh), which is backward/fp32.
+// The products of backward/sm80 over swizzled tiles in shared memory, 16 or 32 rows a warp. Elements have 16 bits; or
+// are floats in two parts each (tile/split.cuh), for backward/tf32; or are multiplied in fp32 (tile/fma_product.cuh),
+// for backward/fp32.
 
 namespace flash_attention::sm80 {
 
 using namespace abi;
 
-/// Of `total` pairs of eight columns, `each` for a warp of `parts`, those that exist in a warp's part. Rows of 16-bit tiles
-/// have room for the parts of all warps, and what a warp multiplies past the last column is dropped; of floats it would
-/// read past the tile.
+/// The number of pairs of eight columns in a warp's part that exist. There are `total` pairs, and `each` of them a
+/// part. Rows of 16-bit tiles have room for the parts of all warps, so a warp multiplies past the last column and drops
+/// the result. In a tile of floats it would read past the tile.
 template <Type type, int total, int each, int parts>
 __device__ __forceinline__ int pairs_of(int part) {
   constexpr bool room = type == Type::float32 ? total == each * parts : total % each == 0;
   return room ? each : total - part * each;
 }
 
-/// C += A B^T over `columns` columns of both: rows [row, ...) of A, [column, ...) of B. In fp32 with short sums where the
-/// products are those of forward.
+/// C += A B^T over `columns` columns of both: rows [row, ...) of A, [column, ...) of B. In fp32 the sums are short ones
+/// for the products that forward computes, too.
 template <Features features, typename TileA, typename TileB, int columns, bool of_scores, int m_tiles, int blocks>
 __device__ __forceinline__ void multiply_rows(float (&C)[m_tiles][blocks][4], unsigned A_smem, int row, unsigned B_smem,
                                               int column, int lane) {
@@ -42,7 +43,8 @@ __device__ __forceinline__ void multiply_rows(float (&C)[m_tiles][blocks][4], un
   }
 }
 
-/// C += A^T B over `rows` rows of both: columns [row, ...) of A, those from 16 * first on of B, of which `pairs` exist.
+/// C += A^T B over `rows` rows of both: columns [row, ...) of A, columns from 16 * first on of B, of which `pairs`
+/// exist.
 template <Features features, typename TileA, typename TileB, int rows, int m_tiles, int blocks>
 __device__ __forceinline__ void multiply_columns(float (&C)[m_tiles][blocks][4], unsigned A_smem, int row, unsigned B_smem,
                                                  int first, int lane, int pairs) {
@@ -100,7 +102,7 @@ __device__ __forceinline__ void multiply(float (&C)[m_tiles][blocks][4], unsigne
   }
 }
 
-/// C += A B, where A's elements are those of an accumulator, all rows of B and all columns of C.
+/// C += A B over all rows of B and all columns of C. A is in registers, in the layout of an accumulator.
 template <Features features, typename TileB, int m_tiles, int steps, int blocks>
 __device__ __forceinline__ void multiply_registers(float (&C)[m_tiles][blocks][4], const float (&A_reg)[m_tiles][steps][4],
                                                    unsigned B_smem, int lane) {

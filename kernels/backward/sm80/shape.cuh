@@ -8,7 +8,8 @@
 #include "tile/score.cuh"
 #include "tile/workspace.cuh"
 
-// What the sm80 backward kernels share: tiles, loads, and the step from dot products to probabilities and their gradients.
+// Shared by the sm80 backward kernels: tiles, loads, and the step from dot products to probabilities and their
+// gradients.
 
 namespace flash_attention {
 
@@ -28,30 +29,32 @@ struct BackwardSm80Shape {
   static constexpr int block_q = config.block_q, block_kv = config.block_kv;
   static constexpr int threads = 32 * config.num_warps;
   static constexpr int dim = tile::round_up(config.head_dim, 16), dim_v = tile::round_up(config.head_dim_v, 16);
-  // Warps along the rows of a product over queries or keys: 32 rows each, so that one load of B feeds four instructions.
+  // Warps along the rows of a product over queries or keys: each has 32 rows, so that one load of B feeds four
+  // instructions.
   static constexpr int warps_q = block_q / 32, warps_kv = block_kv / 32;
   static constexpr bool floats = type == Type::float32;
-  // Floats are multiplied in two parts each (tile/split.cuh): backward/tf32; or in fp32 (tile/fma_product.cuh).
+  // Floats are multiplied in two parts each (tile/split.cuh) in backward/tf32, and in fp32 (tile/fma_product.cuh) in
+  // backward/fp32.
   static constexpr bool fp32_products = features.fp32_products, split = floats && !fp32_products;
-  // A NaN or Inf that is hidden from some rows reaches them through 0 * NaN; such rows are done again. So are those that
-  // see an Inf in two parts.
+  // A NaN or Inf that is hidden from some rows reaches them through 0 * NaN; such rows are computed again. So are rows
+  // that see an Inf which was split in two parts.
   static constexpr bool repairs_rows = tile::Score<features>::hides || features.dropout || floats;
-  // Tensor cores keep nothing below 2^-136, red.global.add nothing below 2^-126. So the factors P and dS of tensor cores,
-  // and the sums of dQ, are this many times as large as they are; dK, dV and dQ are divided by it at the end. What overflows
-  // is done again.
+  // Tensor cores keep nothing below 2^-136, red.global.add nothing below 2^-126. So P and dS as factors of tensor
+  // cores, and the sums of dQ, are scaled up by these powers of two; dK, dV and dQ are divided by them at the end. Rows
+  // that overflow are computed again.
   static constexpr float weight_scale = split ? 0x1p24f : 1, query_scale = floats ? 0x1p24f : 1;
   using Element = ptx::Element<type>;
   static_assert(block_q % 32 == 0 && block_kv % 32 == 0);
   static_assert(config.num_warps % warps_q == 0 && config.num_warps % warps_kv == 0);
 
-  static constexpr int halves = sizeof(Element) / 2;  // columns of a tile that an element takes
+  static constexpr int halves = sizeof(Element) / 2;  // columns of a 16-bit tile that an element takes
   using QTile = tile::SwizzledTile<block_q, halves * dim>;
   using dOTile = tile::SwizzledTile<block_q, halves * dim_v>;
   using KTile = tile::SwizzledTile<block_kv, halves * dim>;
   using VTile = tile::SwizzledTile<block_kv, halves * dim_v>;
   using PTile = tile::SwizzledTile<block_q, halves * block_kv>;
 
-  /// A query tile and what is known of its rows.
+  /// A query tile with the statistics of its rows.
   struct Stage {
     QTile Q;
     dOTile dO;
@@ -85,7 +88,7 @@ struct BackwardSm80Shape {
     return tile::workspace<const float>(args, BackwardRegion::delta);
   }
 
-  /// Starts to copy lse and delta of a query tile, one after the other; zero for rows that do not exist.
+  /// Starts to copy lse and delta of a query tile, one after the other. Rows that do not exist get zeros.
   __device__ __forceinline__ static void load_statistics(const AttentionArgs& args, const tile::Sequence& sequence,
                                                          int head_idx, int q_begin, unsigned address) {
     const int thread = threadIdx.x, row = thread % block_q;
@@ -99,7 +102,7 @@ struct BackwardSm80Shape {
   /// lse and delta of the rows that a lane holds.
   template <int m_tiles>
   struct RowStatistics {
-    float lse[m_tiles][2];  // in powers of two unless floats; +inf for a row without keys: its probabilities become 0
+    float lse[m_tiles][2];  // for exp2 if not floats; +inf for a row without keys, whose probabilities become 0
     float delta[m_tiles][2];
 
     __device__ __forceinline__ void set(int m, int half, float row_lse, float row_delta) {
@@ -135,8 +138,8 @@ struct BackwardSm80Shape {
     }
   };
 
-  /// S, dot products, becomes P (0 where dropped, without the factor of dropout); dP becomes dS at the dot product, without
-  /// the scale. Row and column are those of the fragment's first element in the sequence.
+  /// S, dot products, becomes P (0 if dropped, without the factor of dropout). dP becomes dS at the dot product,
+  /// without the scale. Row and column are the place of the fragment's first element in the sequence.
   template <bool some_hidden, int m_tiles, int blocks>
   __device__ __forceinline__ static void differentiate(float (&S)[m_tiles][blocks][4], float (&dP)[m_tiles][blocks][4],
                                                        const tile::Score<features>& score,
@@ -175,8 +178,9 @@ struct BackwardSm80Shape {
                 continue;
               }
             }
-            // The rounding error of lse * log2(e) is an exponent: it is seen in float32. So is that of lse, unless the score
-            // that outweighs all others is rounded as tile::exact_lse rounds it.
+            // In float32 the rounding error of lse * log2(e) would be visible, because it is an error of the exponent.
+            // So would that of lse, unless a score that outweighs all others is rounded in the same way
+            // (tile::exact_lse).
             s = floats ? tile::exp(ptx::multiply(s, score.unit_scale()) - rows.lse[m][half])
                        : ptx::exp2(ptx::fma(s, scale_log2, -rows.lse[m][half]));
             if constexpr (split) s *= weight_scale;
@@ -193,7 +197,7 @@ struct BackwardSm80Shape {
     }
   }
 
-  /// Two neighbours of a fragment's block of eight columns, rounded, into a tile.
+  /// Rounds two neighbours of a fragment's block of eight columns and stores them to a tile.
   template <typename Tile>
   __device__ __forceinline__ static void put_pair(unsigned tile_address, int row, int block, const tile::LanePlace& place,
                                                   float first, float second) {
@@ -205,7 +209,7 @@ struct BackwardSm80Shape {
     }
   }
 
-  /// The same for neighbours of a result, a gradient of Q, K or V.
+  /// The same for neighbours of a result: a gradient of Q, K or V.
   template <typename Tile>
   __device__ __forceinline__ static void put_result(unsigned tile_address, int row, int block, const tile::LanePlace& place,
                                                     float first, float second) {
@@ -217,7 +221,7 @@ struct BackwardSm80Shape {
     }
   }
 
-  /// A fragment, rounded, into a tile; store_result if it is a gradient of Q.
+  /// Rounds a fragment and stores it to a tile. store_result is for a gradient of Q.
   template <typename Tile, int m_tiles, int blocks>
   __device__ __forceinline__ static void store_result(const float (&C)[m_tiles][blocks][4], unsigned tile_address, int row,
                                                       int column, const tile::LanePlace& place) {

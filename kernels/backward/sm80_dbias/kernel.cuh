@@ -7,17 +7,19 @@
 
 // The gradient of the bias with mma.sync and cp.async: sm_80 and up, 16-bit types, in each shape that a bias may have.
 //
-// A block takes tiles of dbias, block_q x block_kv elements each (block_kv elements if the queries broadcast), one after
-// the other. It sums dS over the axes that broadcast in registers: no atomic, no workspace, the same bits in every run.
+// A block takes tiles of dbias, one after the other, of block_q x block_kv elements each (block_kv elements if the
+// queries broadcast). It sums dS over the axes that broadcast in registers, so there are no atomics and no workspace,
+// and every run has the same bits.
 //
 //   for each step of the tile, a tile of queries of a head of a sequence that sees some of the keys:
-//     S = Q K^T            64 columns of Q and K at a time; the next ones are in flight, those of the next step, too
+//     S = Q K^T            64 columns of Q and K at a time; later ones, also of the next step, are in flight
 //     P = exp(S - lse)     in place
 //     dP = dO V^T          64 columns of dO and V at a time
 //     dbias += P (dP - delta)
 //
-// A warp has 32 x 64 elements of a large tile, so a load of B feeds four instructions, one of A eight: a thread holds 64 of
-// S, dP and dbias each. No element depends on another query or key, so a NaN that is hidden stays where it is.
+// In a large tile a warp has 32 x 64 elements, so a load of B feeds four instructions and a load of A eight. A thread
+// holds 64 elements each of S, dP and dbias. No element depends on another query or key, so a hidden NaN reaches no
+// other element.
 
 namespace flash_attention {
 
@@ -44,7 +46,7 @@ struct BackwardSm80Bias {
   Fragment total;
   int stage = 0, step_place = 0;
 
-  /// The first two steps, and the loads that are ahead.
+  /// Finds the first two steps, and issues the first loads.
   __device__ __forceinline__ void begin() {
     if (threadIdx.x == 0) {
       steps.storage.steps[0] = steps.visible_from(steps.first_of(blockIdx.x));
@@ -54,7 +56,7 @@ struct BackwardSm80Bias {
 #pragma unroll
     for (int index = 0; index < ahead; ++index) steps.load_panel(0, index, index);
   }
-  /// The step at `to`, from that before it.
+  /// Finds the step at place `to`, which follows the step before it.
   __device__ __forceinline__ void find_step(int to) {
     const Step before = steps.storage.steps[to == 0 ? Steps::num_places - 1 : to - 1];
     steps.storage.steps[to] = before.tile_idx >= 0 ? steps.visible_from(steps.next_of(before)) : before;
@@ -63,7 +65,7 @@ struct BackwardSm80Bias {
     return steps.storage.steps[step_place].tile_idx == tile_idx;
   }
 
-  /// C = the product of the panels [begin, end) of the step. Each is waited for, and one further on is loaded.
+  /// C = the product of the panels [begin, end) of the step. Waits for each panel, and starts to load a later one.
   __device__ __forceinline__ void multiply_panels(Fragment& C, int begin, int end) {
     Tile::clear(C);
 #pragma unroll 1
@@ -78,7 +80,7 @@ struct BackwardSm80Bias {
       const Stage& operands = steps.storage.stages[stage];
       const unsigned A_address = tile::a_address<QTile>(ptx::shared_address(&operands.A), at.row, at.lane);
       const unsigned B_address = tile::b_transposed_address<KTile>(ptx::shared_address(&operands.B), at.column, at.lane);
-      // One step of 16 after the other: fragments of several would fill the registers.
+      // The steps of 16 columns are not unrolled: fragments of several would fill the registers.
 #pragma unroll 1
       for (int k = 0; k < panel / 16; ++k) {
         tile::multiply<type, 1>(
@@ -89,7 +91,7 @@ struct BackwardSm80Bias {
     }
   }
 
-  /// What the warp knows of the step.
+  /// The scores of the step, as this warp has them.
   struct Scores {
     const Step step;
     const tile::Sequence sequence;
@@ -124,7 +126,7 @@ struct BackwardSm80Bias {
     Math::Bias::template prefetch<block_q, block_kv>(later.score, later.q_begin, later.kv_begin, threadIdx.x);
   }
 
-  /// S, dot products, becomes P; tile::hidden() if that is not visible.
+  /// S, dot products, becomes P. Scores that are not visible become tile::hidden().
   __device__ __forceinline__ void exponentiate(Fragment& S, const typename Math::Bias (&bias)[2],
                                                unsigned (&dropped)[2]) const {
     const Scores of(steps.args, steps.storage.steps[step_place]);
@@ -161,7 +163,7 @@ struct BackwardSm80Bias {
       }
     }
   }
-  /// Sixteen rows of a fragment, as ScoreMath counts their elements.
+  /// Sixteen rows of a fragment, in the order in which ScoreMath counts elements.
   __device__ __forceinline__ static typename Math::Tile& tile_of(float (&rows)[columns / 8][4]) {
     static_assert(Math::words == 1);
     return reinterpret_cast<typename Math::Tile&>(rows);
@@ -183,7 +185,7 @@ struct BackwardSm80Bias {
     }
   }
 
-  /// total += dS of the step, and on to the next.
+  /// total += dS of the step. Then goes on to the next step.
   __device__ __forceinline__ void add_step() {
     Fragment S, dP;
     typename Math::Bias bias[2];

@@ -2,8 +2,8 @@
 
 #include "backward/sm80/shape.cuh"
 
-// The steps of a tile of dbias: which queries, heads and sequences are summed in it, and the loads of their operands. The
-// kernel is in sm80_dbias/kernel.cuh.
+// The steps of a tile of dbias: the queries, heads and sequences that are summed in it, and the loads of their
+// operands. The kernel is in sm80_dbias/kernel.cuh.
 
 namespace flash_attention {
 
@@ -19,12 +19,12 @@ struct BackwardSm80BiasSteps {
   static constexpr int panels = tile::ceil_div(config.head_dim, panel);
   static constexpr int all_panels = panels + tile::ceil_div(config.head_dim_v, panel);  // those of dO and V come last
   static constexpr int stages = config.num_stages, ahead = stages - 1;
-  static constexpr int num_places = 3;  // of steps: this one, the next, and the one after, which is being looked for
+  static constexpr int num_places = 3;  // of steps: this one, the next, and the one after it, which is being found
   using QTile = tile::SwizzledTile<block_q, panel>;
   using KTile = tile::SwizzledTile<block_kv, panel>;
   static_assert(ahead <= all_panels, "loads are for this step or the next");
 
-  /// What is added to a tile of dbias: a tile of queries of a head of a sequence.
+  /// One term of a tile of dbias: a tile of queries of a head of a sequence.
   struct Step {
     int tile_idx;
     int kv_tile;
@@ -46,7 +46,8 @@ struct BackwardSm80BiasSteps {
   const AttentionArgs& args;
   SharedStorage& storage;
 
-  // The axes that broadcast, and the numbers of tiles: from the arguments each time, registers are short.
+  // The axes that broadcast, and the numbers of tiles. They are read from the arguments each time, because registers
+  // are short.
   __device__ __forceinline__ bool all_queries() const { return args.dbias_q_stride == 0; }
   __device__ __forceinline__ bool all_heads() const { return args.dbias_head_stride == 0; }
   __device__ __forceinline__ bool all_batch() const { return args.dbias_batch_stride == 0; }
@@ -59,7 +60,7 @@ struct BackwardSm80BiasSteps {
 
   __device__ __forceinline__ static int after(int place) { return place + 1 == num_places ? 0 : place + 1; }
 
-  /// The first step that a tile may have: its own place, and 0 on the axes that broadcast.
+  /// The first step that a tile may have: 0 on the axes that broadcast, the tile's own index on the others.
   __device__ __forceinline__ Step first_of(int tile_idx) const {
     Step step{tile_idx, tile_idx % num_kv_tiles(), 0, 0, 0};
     int rest = tile_idx / num_kv_tiles();
@@ -69,7 +70,7 @@ struct BackwardSm80BiasSteps {
     return step;
   }
 
-  /// The next one along the axes that broadcast, the queries' fastest, and then the first of the block's next tile.
+  /// The next step: along the axes that broadcast, the queries fastest; then the first step of the block's next tile.
   __device__ __forceinline__ Step next_of(Step step) const {
     if (all_queries() && ++step.q_tile < num_q_tiles()) return step;
     if (all_queries()) step.q_tile = 0;
@@ -96,7 +97,7 @@ struct BackwardSm80BiasSteps {
     return step;
   }
 
-  /// Starts to copy 64 columns; those past `dim` and rows that do not exist become zero.
+  /// Starts to copy 64 columns. Columns past `dim`, and rows that do not exist, become zero.
   template <int dim, typename Tile>
   __device__ __forceinline__ static void load(const tile::Rows<const Element>& rows, int first_column, unsigned address) {
     constexpr int step = threads / 8;
@@ -111,7 +112,8 @@ struct BackwardSm80BiasSteps {
     }
   }
 
-  /// Starts to copy a panel of the step at `place` to a stage, a group of its own; with the first, what is known of rows.
+  /// Starts to copy a panel of the step at `place` to a stage, as one group of copies. The first panel also loads the
+  /// statistics of its rows.
   __device__ __forceinline__ void load_panel(int place, int index, int stage) const {
     const Step step = storage.steps[place];
     if (step.tile_idx >= 0) {

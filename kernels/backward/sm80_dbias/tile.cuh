@@ -6,11 +6,11 @@
 #include "ptx/registers.cuh"
 #include "ptx/warp.cuh"
 
-// A tile of dbias in the registers of a block, and its way to global memory.
+// A tile of dbias in the registers of a block, and how it is written to global memory.
 
 namespace flash_attention {
 
-/// A block's tile in registers: which part of it a thread has.
+/// The part of a block's tile that a thread has in registers.
 template <BackwardConfig config>
 struct BackwardSm80BiasTile {
   using Steps = BackwardSm80BiasSteps<config>;
@@ -19,7 +19,7 @@ struct BackwardSm80BiasTile {
   using Element = ptx::Element<config.features.bias_dtype>;
   using Fragment = float[2][columns / 8][4];
 
-  /// Where the warp's part of the tile is, and the lane's first element. Worked out where it is needed, not kept.
+  /// The place of the warp's part of the tile, and of the lane's first element. It is computed at each use, not kept.
   struct Place {
     const int thread = ptx::hide_from_compiler(threadIdx.x);
     const int lane = thread % 32;
@@ -36,7 +36,7 @@ struct BackwardSm80BiasTile {
   }
 };
 
-/// The sum over the tile's rows, of two columns a thread; false for threads that have none.
+/// Sums the rows of the tile, two columns a thread. Returns false for threads that have no columns.
 template <BackwardConfig config>
 __device__ __forceinline__ bool sum_rows(const BackwardSm80BiasSteps<config>& steps,
                                          const typename BackwardSm80BiasTile<config>::Fragment& total, float (&sums)[2]) {
@@ -64,7 +64,7 @@ __device__ __forceinline__ bool sum_rows(const BackwardSm80BiasSteps<config>& st
   return true;
 }
 
-/// Writes two neighbours, as far as they exist.
+/// Writes those of two neighbours that exist.
 template <typename Bias>
 __device__ __forceinline__ void store_two(Bias* to, int key, int seq_kv, bool by_two, float first, float second) {
   using Pair = ptx::Vector<Bias, 2>;

@@ -1,10 +1,11 @@
 #pragma once
 
-// Around the tiles of backward/sm90: what they need of each row, and the fp32 dQ they add to.
+// The launches around the main loop of backward/sm90: row statistics before it, conversion of fp32 sums after it.
 //
-//   prepare: lse2 = lse / ln 2 (+inf if a row has no probabilities), delta = rowsum(dO * O) - dlse, dQ sums = 0, no
-//            tasks taken, the counters of ordered accumulation; rows in no sequence = 0; which rows are not finite
-//            Dropout scales what it keeps by k: with lse2 - log2 k and delta / k the tiles need not multiply by it.
+//   prepare: lse2 = lse / ln 2 (+inf if a row has no probabilities), delta = rowsum(dO * O) - dlse; zeroes the sums of dQ
+//            and the counter of tasks; writes the counters of ordered accumulation, zeros for rows in no sequence, and
+//            flags of rows that are not finite. Dropout scales the probabilities that it keeps by k: with lse2 - log2 k
+//            and delta / k the tiles need not multiply by it.
 //   convert: dQ = scale * the sums, in the tensor's type
 //   convert_keys: the same for dK and dV, if they are summed in memory
 //
@@ -30,8 +31,8 @@ struct RowTile {
 
   template <Features features>
   __device__ __forceinline__ static RowTile of_block(const AttentionArgs& args) {
-    // Backwards: prepare ends with what backward_sm90_two_warpgroups_kernel begins with, and convert begins with what that
-    // ended with, so that it is in L2.
+    // In reverse order: prepare ends with the rows that backward_sm90_two_warpgroups_kernel begins with, and convert
+    // begins with the rows that kernel ended with, so that they are still in L2.
     const int block_idx = static_cast<int>(gridDim.x - 1 - blockIdx.x);
     const auto block = tile::query_block(block_idx, tile::ceil_div(args.seq_q, tile_rows), args.heads_q);
     RowTile tile;
@@ -43,11 +44,11 @@ struct RowTile {
   }
 };
 
-/// lse2 and delta of some rows from a tile on, whole tiles. Eight of the threads share a row, 16 bytes each at a time, and
-/// have `at_once` rows.
+/// lse2 and delta of rows of whole tiles. Eight threads share a row and read 16 bytes each at a time; they have
+/// `at_once` rows in flight.
 struct RowFindings {
   bool nonfinite = false;  // a row is not finite, or may be
-  bool left_out = false;   // a row has a statistic without parts: statistics.cuh
+  bool left_out = false;   // a row has a statistic without parts (statistics.cuh)
 };
 template <BackwardConfig config, int threads, int at_once>
 __device__ __forceinline__ RowFindings prepare_rows(const AttentionArgs& args, const RowTile& tile, int rows, int thread) {
@@ -64,7 +65,7 @@ __device__ __forceinline__ RowFindings prepare_rows(const AttentionArgs& args, c
   RowFindings found;
 #pragma unroll(at_once* stride < tile_rows ? tile_rows / (at_once * stride) : 1)
   for (int first = thread / 8; first < rows; first += stride * at_once) {
-    // All loads before the first is used: memory has much to do at once.
+    // All loads are issued before the first result is used, so that many are in flight.
     Eight o[at_once][chunks], d[at_once][chunks];
     float lse[at_once], dlse[at_once];
 #pragma unroll
@@ -116,7 +117,7 @@ __device__ __forceinline__ RowFindings prepare_rows(const AttentionArgs& args, c
   return found;
 }
 
-/// Zeroes the sums of dK and dV and their counters, the blocks of the grid together; or those of the first keys.
+/// Zeroes the sums of dK and dV and their counters, all blocks of the grid together; or only those of the first keys.
 template <BackwardConfig config>
 __device__ __forceinline__ void zero_key_sums(const AttentionArgs& args) {
   using S = Shape<config>;
@@ -133,9 +134,9 @@ __device__ __forceinline__ void zero_key_sums(const AttentionArgs& args) {
   if constexpr (S::ordered) zero(dkv_order_of(args, 0), tile::ceil_div(rows, static_cast<long long>(warp_keys)));
 }
 
-/// From sums to a gradient: 16 rows of a warp, whose registers are contiguous for each 8 columns. Those of dQ by lanes,
-/// four of each (what four neighbouring lanes hold is 8 columns of two rows); those of dK and dV by registers, 32 lanes of
-/// each.
+/// The order of sums in memory: 16 rows of a warp, in the order of its registers, 8 columns after 8 columns. dQ is by
+/// lanes, four registers of each (four neighbouring lanes hold 8 columns of two rows). dK and dV are by registers, 32
+/// lanes of each.
 enum class SumOrder { by_lane, by_register };
 template <Type type, int dim, SumOrder order>
 __device__ __forceinline__ void convert_rows(const float* sums, const tile::Rows<ptx::Element<type>>& rows, float factor,
@@ -219,7 +220,7 @@ __device__ __forceinline__ void backward_sm90_convert(const abi::AttentionArgs& 
 
 namespace backward_sm90 {
 
-/// A warp: 16 rows of dK and dV, from the row `padded` of the sums.
+/// For a warp: converts 16 rows of dK and dV, from the row `padded` of the sums on.
 template <BackwardConfig config>
 __device__ __forceinline__ void convert_key_rows(const AttentionArgs& args, const tile::Sequence& sequence, int kv_head_idx,
                                                  int first_row, long long padded, int lane) {

@@ -1,8 +1,9 @@
 #pragma once
 
-// Gradients of keys that 0 * NaN reached in a product of backward/sm90: P and dS are 0 if a query does not see a key, or
-// dropout has taken it away, but dO and Q of that query may hold NaN or Inf. The main loop has no registers to look for
-// them. This kernel comes after it: keys that were multiplied with such a query without seeing it are done again.
+// Repairs gradients of keys that 0 * NaN reached in a product of backward/sm90. P and dS are 0 if a query does not see
+// a key, or if dropout dropped it; but dO and Q of that query may hold NaN or Inf. The main loop has no registers to
+// check them. This kernel runs after it: it computes the keys again that were multiplied with such a query without
+// seeing it.
 //
 // A warp takes 64 keys of one key head at a time:
 //
@@ -10,8 +11,9 @@
 //       [skip it if prepare has flagged no row of it];  is a row not finite?      is_reached
 //     if any was:  dK and dV of each key again, over visible pairs only           repair_key (backward/repair.cuh)
 //
-// Nearly always prepare has flagged nothing, and that is all: it has to be quick, since it runs in every call. Parts of a
-// pass have no flags and look at the statistics of the queries.
+// Nearly always prepare has flagged nothing, and the kernel only reads flags. It must do so quickly, since it runs in
+// every call. If only a part of a pass runs there are no flags, and the kernel reads the statistics of the queries
+// instead.
 
 #include "backward/repair.cuh"
 #include "backward/sm90/prepare.cuh"
@@ -36,10 +38,10 @@ struct Repairer {
     return workspace<float>(args, Region::delta) + head_idx * padded_rows(args) + padded_start(args, sequence);
   }
 
-  // What is said of empty rows is that their lse is -inf, which it is not with a sink.
+  // Flags assume that the lse of an empty row is -inf. With a sink it is not.
   static constexpr bool reads_flags = has_flags && !features.sink;
 
-  /// What prepare said of the head's tiles of queries.
+  /// The flags of the head's tiles of queries, which prepare wrote.
   __device__ __forceinline__ const unsigned* nonfinite_flags(int head_idx) const {
     return nonfinite_flags_of(args, head_idx * padded_rows(args) + padded_start(args, sequence));
   }
@@ -50,15 +52,16 @@ struct Repairer {
     return ptx::any(result);
   }
 
-  /// At least lse of a query that sees no key; with a sink that is the sink's logit, up to rounding.
+  /// An upper bound of the lse of a query that sees no key. With a sink, that lse is the logit of the sink, up to
+  /// rounding.
   __device__ __forceinline__ float lse_of_empty_row(int head_idx) const {
     if constexpr (!features.sink) return -tile::infinity;
     const float sink = args.sink[head_idx];
     return sink + 1e-3f * ptx::max(1.0f, ptx::max(sink, -sink));
   }
 
-  /// Whether NaN or Inf in Q or dO of query i can be in a product. A query that is not finite has an lse that is not, but
-  /// for one that sees no key, or only keys with a score of -inf. What is not finite in dO is in delta.
+  /// Whether NaN or Inf in Q or dO of query i can be in a product. If Q is not finite, neither is lse, unless the query
+  /// sees no key or only keys with a score of -inf. If dO is not finite, neither is delta.
   __device__ __forceinline__ bool is_nonfinite(int head_idx, int i) const {
     const float lse = args.lse[tile::statistics_offset<features>(args, sequence, head_idx) + i];
     const float delta = delta_of(head_idx)[i];
@@ -70,17 +73,19 @@ struct Repairer {
     return check != 0.0f;
   }
 
-  /// Whether the main loop has multiplied keys of the tile with such a query of the head that some of them do not see.
+  /// Whether the main loop has multiplied keys of the tile with such a query of the head, though some of these keys are
+  /// hidden from it.
   __device__ __forceinline__ bool is_reached(int head_idx) const {
     if (reads_flags && !may_be_nonfinite(head_idx)) return false;
     const tile::Score<features> score(args, sequence, head_idx);
-    // The main loop takes all queries that any key of its block sees.
+    // The main loop reads all queries that any key of its block sees.
     const auto tiles = score.template query_tiles<tile_rows, config.block_kv>(kv_begin / config.block_kv * config.block_kv);
 #pragma unroll 1
     for (int tile_idx = tiles.begin; tile_idx < tiles.end; ++tile_idx) {
       if (reads_flags && nonfinite_flags(head_idx)[tile_idx] == 0) continue;
       const int q_begin = tile_idx * tile_rows, block_begin = kv_begin / config.block_kv * config.block_kv;
-      if (score.template masks_hide<tile_rows, config.block_kv>(q_begin, block_begin)) continue;  // no step of the loop
+      // the loop has no such step
+      if (score.template masks_hide<tile_rows, config.block_kv>(q_begin, block_begin)) continue;
       if (!features.dropout && score.template all_visible<tile_rows, tile_rows>(q_begin, kv_begin)) {
         if constexpr (features.window_left || tile::TileMap<features>::present) continue;
         return false;  // later queries see no less
@@ -108,7 +113,7 @@ struct Repairer {
 
 }  // namespace backward_sm90
 
-/// One of `blocks` blocks, from block `first` of the grid on.
+/// For one of `blocks` blocks, which are the blocks of the grid from `first` on.
 template <abi::BackwardConfig config, bool has_flags>
 __device__ __forceinline__ void backward_sm90_repair_keys(const abi::AttentionArgs& args, int blocks, int first = 0) {
   using namespace backward_sm90;
@@ -124,13 +129,13 @@ __device__ __forceinline__ void backward_sm90_repair_keys(const abi::AttentionAr
   }
 }
 
-/// Blocks that convert the sums of first keys, 64 of a head each, if tasks share their queries.
+/// The number of blocks that convert the sums of first keys, 64 of a head each, if tasks share their queries.
 template <abi::BackwardConfig config>
 __device__ __forceinline__ int first_key_blocks(const abi::AttentionArgs& args) {
   using namespace backward_sm90;
   return splits_first<config>(args) ? config.block_kv / tile_rows * args.heads_kv * args.batch : 0;
 }
-/// One of them: its four warps convert, one repairs.
+/// For one of these blocks: its four warps convert, one of them repairs.
 template <abi::BackwardConfig config>
 __device__ __forceinline__ void backward_sm90_repair_first_keys(const abi::AttentionArgs& args) {
   using namespace backward_sm90;
@@ -140,7 +145,7 @@ __device__ __forceinline__ void backward_sm90_repair_first_keys(const abi::Atten
   const int row = kv_begin + warp * (tile_rows / 4);
   convert_key_rows<config>(args, sequence, block.head_idx, row,
                            first_keys_row<config>(args, sequence, block.head_idx) + row, threadIdx.x % 32);
-  __syncthreads();  // all are written before some are written again
+  __syncthreads();  // all rows are written before some are written again
   if (warp == 0 && kv_begin < sequence.rows_kv) Repairer<config, true>{args, sequence, block.head_idx, kv_begin}.run();
 }
 
@@ -154,7 +159,8 @@ __device__ __forceinline__ void backward_sm90_repair_part(const abi::AttentionAr
   backward_sm90_repair_keys<config, false>(args, gridDim.x);
 }
 
-/// Both ends of a pass in one launch: the last blocks convert dQ, those before them repair, the first ones first keys.
+/// Both ends of a pass in one launch: the last blocks of the grid convert dQ, those before them repair, and the first
+/// ones handle first keys.
 template <abi::BackwardConfig config>
 __device__ __forceinline__ void backward_sm90_finish(const abi::AttentionArgs& args) {
   using namespace backward_sm90;

@@ -1,23 +1,24 @@
 #pragma once
 
-// Gradients of heads wider than 256 for sm_90 (Hopper), one kernel for each: no sums in memory, the same bits in
-// every run. A gradient of 64 rows is too wide for one warpgroup's registers: two have the same rows, each half of the
-// columns.
+// Gradients of heads wider than 256 for sm_90 (Hopper), one kernel for each gradient. Nothing is summed in memory, so
+// every run has the same bits. A gradient of 64 rows is too wide for one warpgroup's registers: two warpgroups have the
+// same rows and half of the columns each.
 //
 //     dQ: rows are queries, steps are tiles of keys         dK, dV: rows are keys, steps are tiles of queries
 //
-// A task is 64 rows: X, and X' for dP, stay in shared memory while the block loops over its steps, two at a time, one for
-// each warpgroup:
+// A task is 64 rows. X, and X' for dP, stay in shared memory while the block loops over the task's steps, two at a
+// time, one for each warpgroup:
 //
-//     S = X Y^T, dP = X' Y'^T of my step             X, Y = Q, K   X', Y' = dO, V   (dQ), or the other way round
+//     S = X Y^T, dP = X' Y'^T of my step             dQ: X, Y = Q, K   X', Y' = dO, V;   dK, dV: the other way round
 //     W = P (dV) or dS                               to shared memory; wait for the other's
 //     G += W Z over both steps, my columns           Z = K (dQ), Q (dK), dO (dV)
 //
-// One ring has Y, Y' and Z, in stages of 16 KiB: 64 columns of both tiles, then all columns of some rows.
+// One ring has Y, Y' and Z, in stages of 16 KiB: first 64 columns of Y and of Y' at a time, then all columns of some
+// rows of Z.
 //
-// Two blocks are a cluster: they have 64 rows each, go over the same steps, and each loads half of a stage for both.
-// Warps: one lane of warpgroup 0 loads (columns/storage.cuh). Warpgroups 1 and 2 compute, with 240 registers; the gradient
-// takes up to 128 of them.
+// Two blocks form a cluster. They have 64 rows each, go over the same steps, and each loads half of every stage for
+// both. Warps: one lane of warpgroup 0 loads (columns/storage.cuh). Warpgroups 1 and 2 compute with 240 registers a
+// thread, of which the gradient takes up to 128.
 
 #include "backward/sm90/columns/products.cuh"
 #include "ptx/path.cuh"
@@ -25,7 +26,7 @@
 namespace flash_attention {
 namespace backward_sm90 {
 
-/// Two steps.
+/// A pair of steps, one for each warpgroup.
 template <BackwardConfig config, Gradient gradient>
 __device__ __forceinline__ void add_pair(ColumnsWarpgroup<config, gradient>& wg, const ColumnsTask<config, gradient>& task,
                                          int pair, float (&G)[Columns<config, gradient>::width / 2]) {
@@ -42,7 +43,7 @@ __device__ __forceinline__ void add_pair(ColumnsWarpgroup<config, gradient>& wg,
   });
   statistics.share();
 
-  // Nothing of this is kept while the products run: registers are short.
+  // The place of a step is computed again where it is used, because registers are short while the products run.
   const auto place = task.step(wg.args, ptx::hide_from_compiler(step));
   const tile::Sequence sequence = fresh_sequence(task.sequence);
   const tile::Score<config.features> score(wg.args, sequence, place.head_idx);
@@ -70,7 +71,7 @@ __device__ __forceinline__ void add_pair(ColumnsWarpgroup<config, gradient>& wg,
         scores, marks, [&](int i) { return statistics.lse2(math, i); },
         [&](int i, float p, float q) { W[i / 8][i / 2 % 4] = ptx::pack<S::type>(p, q); });
   }
-  if (pair + wg.index >= task.num_steps) {  // there is no such step; the last one runs twice
+  if (pair + wg.index >= task.num_steps) {  // there is no such step: the last one runs again, and its W is 0
     ptx::path<"backward/sm90 odd step of wide columns">();
 #pragma unroll
     for (auto& four : W) {
@@ -83,7 +84,7 @@ __device__ __forceinline__ void add_pair(ColumnsWarpgroup<config, gradient>& wg,
   wg.phases ^= 1;
 }
 
-/// This warpgroup's columns of the rows to memory.
+/// Writes this warpgroup's columns of the rows to memory.
 template <BackwardConfig config, Gradient gradient>
 __device__ __forceinline__ void store_rows(const ColumnsWarpgroup<config, gradient>& wg,
                                            const ColumnsTask<config, gradient>& task,
@@ -106,7 +107,7 @@ __device__ __forceinline__ void store_rows(const ColumnsWarpgroup<config, gradie
   }
 }
 
-/// The gradient of a task's rows.
+/// Computes the gradient of a task's rows.
 template <BackwardConfig config, Gradient gradient>
 __device__ __forceinline__ void compute_rows(ColumnsWarpgroup<config, gradient>& wg,
                                              const ColumnsTask<config, gradient>& task) {
@@ -153,7 +154,7 @@ __device__ __forceinline__ void compute_columns(const AttentionArgs& args) {
   ptx::cluster_arrive();
   ptx::cluster_wait();  // everyone sees the barriers of both blocks
 
-  const int warpgroup = ptx::shuffle(static_cast<int>(threadIdx.x) / wg_threads, 0);  // known to be the same in a warp
+  const int warpgroup = ptx::shuffle(static_cast<int>(threadIdx.x) / wg_threads, 0);  // the compiler knows: uniform
   if (warpgroup == 0) {
     ptx::registers_decrease<24>();
     if (threadIdx.x == 0) ColumnsProducer<config, gradient>{args, shared}.run();
@@ -162,9 +163,9 @@ __device__ __forceinline__ void compute_columns(const AttentionArgs& args) {
     ColumnsWarpgroup<config, gradient> wg{args, shared, warpgroup - 1, wg_thread()};
     run_tasks(wg);
   }
-  __syncwarp();  // not found by the emulator: the cluster's barrier wants the lanes of a warp together
+  __syncwarp();  // the cluster's barrier needs the lanes of a warp together; the emulator does not miss it
   ptx::cluster_arrive();
-  ptx::cluster_wait();  // no block ends before the other has told it of its last stage
+  ptx::cluster_wait();  // no block ends before the other one has sent the last signal for its stages
 }
 
 }  // namespace backward_sm90

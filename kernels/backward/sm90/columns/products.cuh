@@ -1,7 +1,7 @@
 #pragma once
 
-// What a warpgroup of backward/sm90/columns/kernel.cuh does besides softmax: its step's scores, P or dS for both
-// warpgroups, its columns of the gradient.
+// The products of a warpgroup of backward/sm90/columns/kernel.cuh: the scores of its step, P or dS for both warpgroups,
+// and its columns of the gradient.
 
 #include "backward/sm90/columns/storage.cuh"
 #include "backward/sm90/parts/products.cuh"
@@ -9,7 +9,7 @@
 
 namespace flash_attention::backward_sm90 {
 
-/// A warpgroup that computes: its step of each pair, its columns of the gradient.
+/// The state of a warpgroup that computes. It has one step of each pair, and half of the gradient's columns.
 template <BackwardConfig config, Gradient gradient>
 struct ColumnsWarpgroup {
   using C = Columns<config, gradient>;
@@ -22,7 +22,7 @@ struct ColumnsWarpgroup {
   const int index;
   const int thread;  // in the warpgroup
   PipelineState<S::stages> next{0}, oldest{0};
-  unsigned phases = 0;  // that of W in bit 0, that of X in bit 1
+  unsigned phases = 0;  // bit 0: the phase of W, bit 1: that of X
 
   __device__ __forceinline__ void release(ptx::Mbarrier& empty) const {
     if (thread == 0) ptx::mbarrier_arrive(empty);
@@ -40,8 +40,8 @@ struct ColumnsWarpgroup {
     oldest.advance();
   }
 
-  /// D = A B^T of this warpgroup's step, a stage at a time. `meanwhile` runs under the products of the first two stages.
-  /// With `pending`, products of add_rows() are still running before these.
+  /// D = A B^T of this warpgroup's step, a stage at a time. `meanwhile` runs under the products of the first two
+  /// stages. If `pending`, products of add_rows() are still running.
   template <int chunks, int steps, typename Meanwhile>
   __device__ __forceinline__ void make_scores(float (&D)[tile_rows / 2], const void* A, bool pending,
                                               const Meanwhile& meanwhile) {
@@ -68,13 +68,14 @@ struct ColumnsWarpgroup {
     release_stage();
   }
 
-  /// lse and delta: of this thread's two rows, or of all queries of the step, in shared memory.
+  /// lse and delta: of this thread's two rows, or of all queries of the step (in shared memory).
   struct Statistics {
     const ColumnsWarpgroup& c;
     float of_rows[2][2];
     using Pair = typename Math::Pair;
 
-    /// From memory to registers, which takes a while; share() gives those of the queries of a step to all threads.
+    /// Loads from memory to registers, which takes long. share() then gives all threads the statistics of a step's
+    /// queries.
     template <typename Step>
     __device__ __forceinline__ void load(const ColumnsTask<config, gradient>& task, const Step& place) {
       const long long padded = place.head_idx * padded_rows(c.args) + padded_start(c.args, task.sequence) + place.q_begin;
@@ -92,7 +93,7 @@ struct ColumnsWarpgroup {
         of_rows[0][0] = (thread < tile_rows ? lse2 : delta)[thread % tile_rows];
       }
     }
-    /// All warps have read what was there: they have written W since, and this one has waited for it.
+    /// All warps have read the earlier numbers: they have written W since then, and this warp has waited for it.
     __device__ __forceinline__ void share() const {
       if constexpr (C::of_queries) return;
       const int thread = ptx::hide_from_compiler(c.thread);
@@ -107,23 +108,24 @@ struct ColumnsWarpgroup {
     __device__ __forceinline__ Pair delta(const Math& math, int i) const { return get(math, 1, i); }
   };
 
-  /// W of this warpgroup's step to shared memory, where both read it; returns when that of the other is written, too.
+  /// Stores W of this warpgroup's step to shared memory, which both warpgroups read. Returns once the other one's W is
+  /// written, too.
   __device__ __forceinline__ void publish(const typename Math::Packed& W) {
     const auto t = static_cast<unsigned>(ptx::hide_from_compiler(thread));
-    ptx::mbarrier_wait(shared.W_empty, (phases & 1) ^ 1);  // no product reads the last W
+    ptx::mbarrier_wait(shared.W_empty, (phases & 1) ^ 1);  // no product still reads the last W
     const unsigned row = t / 32 * 16 + t % 16, place = row * 128 + (t / 16 % 2 ^ row % 8) * 16;
     auto* to = reinterpret_cast<unsigned char*>(shared.W[index]);
 #pragma unroll
     for (int i = 0; i < tile_rows / 16; ++i) ptx::stmatrix_x4(to + (place ^ i * 32), W[i][0], W[i][1], W[i][2], W[i][3]);
-    ptx::fence_async_shared();  // W before the products' reads
-    __syncwarp();               // that of the whole warp
+    ptx::fence_async_shared();  // W is visible to the products
+    __syncwarp();               // all lanes have written
     if (t % 32 == 0) ptx::mbarrier_arrive(shared.W_full);
     ptx::mbarrier_wait(shared.W_full, phases & 1);  // W of all warps is written
   }
 
-  /// G += W Z, this warpgroup's columns, a stage of rows at a time. `kept` is kept_rows() of the first step in its lower
-  /// half, of the second in its upper half. The products of the last stage are left running: finish_rows() waits for them,
-  /// or make_scores() of the next pair.
+  /// G += W Z for this warpgroup's columns, a stage of rows at a time. The lower half of `kept` is kept_rows() of the
+  /// first step, the upper half that of the second. The products of the last stage are left running: finish_rows()
+  /// waits for them, or make_scores() of the next pair.
   __device__ __forceinline__ void add_rows(int kept, float (&G)[C::width / 2]) {
     const unsigned long long W_desc = ptx::wgmma_descriptor(shared.W, 0, 1024);
 #pragma unroll 1
@@ -135,7 +137,7 @@ struct ColumnsWarpgroup {
       ptx::wgmma_fence();  // G has been written by ordinary instructions
 #pragma unroll
       for (int i = 0; i < C::z_rows / 16; ++i) {
-        const int row = first + 16 * i;  // W has a chunk for each step
+        const int row = first + 16 * i;  // W has one chunk a step
         ptx::wgmma_ss<type, C::width, ptx::Major::k, ptx::Major::mn>(
             G, W_desc + (row / tile_rows * chunk_bytes + row % tile_rows * 2) / 16, Z_desc + i * 16 * 128 / 16, true);
       }
@@ -145,14 +147,14 @@ struct ColumnsWarpgroup {
     }
   }
   __device__ __forceinline__ void finish_rows(float (&G)[C::width / 2]) {
-    ptx::wgmma_wait<0>();  // G is ours again
+    ptx::wgmma_wait<0>();  // G may be read and written again
     ptx::wgmma_pin(G);
     release_stage();
     release(shared.W_empty);
   }
 
-  /// How many rows of a step's Z are taken as they are: all 64 if there is nothing to clear(). It takes a division where
-  /// heads are grouped: once for a pair, not for each stage.
+  /// The number of rows of a step's Z that need no clear(): usually all 64. If heads are grouped, this takes a
+  /// division, so it is computed once for a pair instead of for each stage.
   __device__ __forceinline__ int kept_rows(const ColumnsTask<config, gradient>& task, int step) const {
     const auto place = task.step(args, step);
     const tile::Score<config.features> score(args, task.sequence, place.head_idx);
@@ -168,10 +170,10 @@ struct ColumnsWarpgroup {
   }
 
  private:
-  /// W of a hidden pair is 0, and 0 times NaN is NaN. Keys: one that is not finite has made dS of the queries that see it
-  /// NaN, so it may be cleared here. Queries: rows past the last one belong to another sequence, and a tile that only the
-  /// keys of the other block see is not part of this task. Queries that are hidden from some keys only:
-  /// backward/sm90/repair.cuh.
+  /// Zeroes rows of Z that must not be multiplied: W of a hidden pair is 0, but 0 times NaN is NaN. Keys (dQ): a key
+  /// that is not finite has already made dS of the queries that see it NaN, so it may be cleared here. Queries (dK,
+  /// dV): rows past the last one belong to another sequence. Queries that see only some of the keys are left to
+  /// backward/sm90/repair.cuh. A tile that only the keys of the cluster's other block see is not part of this task.
   __device__ __forceinline__ void clear(int kept, typename S::Element* Z) const {
     if (kept >= C::z_rows) return;
     const unsigned address = ptx::shared_address(Z);
@@ -188,8 +190,8 @@ struct ColumnsWarpgroup {
         ptx::store_shared(address + (chunk * C::z_rows + used) * 128 + piece * 16, ptx::Vector<unsigned, 4>{});
       }
     }
-    ptx::fence_async_shared();                                 // the zeros before the products' reads
-    ptx::barrier_sync(barrier_warpgroup + index, wg_threads);  // those of the whole warpgroup
+    ptx::fence_async_shared();                                 // the zeros are visible to the products
+    ptx::barrier_sync(barrier_warpgroup + index, wg_threads);  // the whole warpgroup has written its zeros
   }
 };
 

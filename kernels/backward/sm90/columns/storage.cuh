@@ -1,6 +1,6 @@
 #pragma once
 
-// The tasks of backward/sm90/columns/kernel.cuh, its shared memory, and the lane that loads.
+// For backward/sm90/columns/kernel.cuh: its tasks, its shared memory, and the lane that loads.
 
 #include "abi/wide_stage.h"
 #include "backward/sm90/parts/producer.cuh"
@@ -19,11 +19,11 @@ constexpr unsigned short both_blocks = 3;  // of a cluster
 
 template <BackwardConfig config, Gradient gradient>
 struct Columns {
-  static constexpr bool of_queries = gradient == Gradient::dQ;  // the rows of the gradient
+  static constexpr bool of_queries = gradient == Gradient::dQ;  // the gradient's rows are queries
   static constexpr Rows rows = of_queries ? Rows::queries : Rows::keys;
   static constexpr bool has_dP = gradient != Gradient::dV;
   static constexpr int dim = gradient == Gradient::dV ? config.head_dim_v : config.head_dim;
-  static constexpr int chunks = tile::ceil_div(dim, 2 * chunk_dim);  // of a warpgroup's columns
+  static constexpr int chunks = tile::ceil_div(dim, 2 * chunk_dim);  // of the columns of a warpgroup
   static constexpr int width = chunks * chunk_dim;
   static constexpr int z_rows = wide_stage_rows(dim);  // of a stage of Z
   static constexpr Map map_X = of_queries ? map_Q : map_K, map_X2 = of_queries ? map_dO : map_V;
@@ -41,7 +41,7 @@ struct ColumnsTask {
   tile::Sequence sequence;
   int head_idx;           // of the rows: a query head, or a key head
   int begin;              // the first row
-  tile::TileRange tiles;  // of a query head; dK and dV go over them for each of the group
+  tile::TileRange tiles;  // of a query head; dK and dV go over them for each head of the group
   int num_steps;
 
   struct Step {
@@ -60,7 +60,8 @@ struct ColumnsTask {
         .from(begin);
   }
 
-  /// Tiles of both blocks of a cluster, `tile` of a head's, of which this task is one. Returns whether there are such rows.
+  /// Finds the tiles of both blocks of a cluster. `tile` counts the tiles of a head; this task is one of the two.
+  /// Returns whether such rows exist.
   __device__ __forceinline__ bool find(const AttentionArgs& args, int head, int tile) {
     const int heads = C::of_queries ? args.heads_q : args.heads_kv;
     constexpr int rows = columns_cluster * tile_rows;
@@ -79,8 +80,8 @@ struct ColumnsTask {
     return true;
   }
 
-  /// use(task) for each task of this block. Under a mask that makes them imbalanced a long and a short one are a unit.
-  /// Nothing but the number is kept from task to task, in n.
+  /// Calls use(task) for each task of this block. If a mask makes tasks imbalanced, a long and a short one form a unit.
+  /// Only the number n is kept from task to task.
   template <typename Use>
   __device__ __forceinline__ static void for_each(const AttentionArgs& args, int& n, Use use) {
     constexpr int of_unit = config.features.has_window() ? 2 : 1;
@@ -112,9 +113,11 @@ struct alignas(1024) ColumnsStorage {
   Chunk X2[Columns<config, gradient>::has_dP ? S::chunks_v : 1];
   typename S::Element ring[S::stages][columns_warpgroups * chunk_elements];
   Chunk W[columns_warpgroups];
-  float statistics[columns_warpgroups][2][tile_rows];           // lse2 and delta of a step's queries
-  ColumnsTask<config, gradient> tasks[columns_warpgroups + 1];  // of each warpgroup and of the lane that loads
-  int loading, num_loaded;                                      // the latter's task, and how many there were
+  float statistics[columns_warpgroups][2][tile_rows];  // lse2 and delta of a step's queries
+  // one for each warpgroup, and one for the lane that loads
+  ColumnsTask<config, gradient> tasks[columns_warpgroups + 1];
+  // the loading lane's task, and how many tasks it has had
+  int loading, num_loaded;
   ptx::Mbarrier X_full, X_empty, full[S::stages], empty[S::stages], W_full, W_empty;
 };
 
@@ -143,13 +146,13 @@ struct ColumnsProducer {
   }
   __device__ __forceinline__ static int rank() { return static_cast<int>(ptx::cluster_rank()); }
 
-  /// A tile's rows of 64 columns.
+  /// Loads 64 columns of a tile's rows.
   __device__ __forceinline__ void copy(typename S::Element* to, Map map, ptx::Mbarrier& full, int chunk, int row,
                                        int head_idx, int batch_idx) const {
     ptx::tma_load_4d(to, args.maps[map], full, chunk * chunk_dim, row, head_idx, batch_idx);
   }
 
-  /// Where the rows of a step are.
+  /// The rows of a step.
   struct Source {
     int row, head_idx;
   };
@@ -160,7 +163,7 @@ struct ColumnsProducer {
     return {static_cast<int>(task.sequence.start_q) + step.q_begin, step.head_idx};
   }
 
-  /// The warpgroups of both blocks have read what was in the next stage.
+  /// Waits until the warpgroups of both blocks have read the next stage's earlier contents.
   __device__ __forceinline__ void begin_stage(int bytes) {
     ptx::mbarrier_wait(shared.empty[next.stage], next.phase ^ 1);
     ptx::mbarrier_arrive_expect_tx(shared.full[next.stage], bytes);
@@ -188,7 +191,7 @@ struct ColumnsProducer {
     }
   }
 
-  /// 64 columns of both tiles to a stage: each block of the cluster loads one tile for both blocks.
+  /// Loads 64 columns of both tiles to a stage: each block of the cluster loads one of the tiles for both blocks.
   __device__ __forceinline__ void load_columns(Map map, int chunks, const Source& mine, int batch_idx) {
 #pragma unroll 1
     for (int c = 0; c < chunks; ++c) {
@@ -199,8 +202,8 @@ struct ColumnsProducer {
     }
   }
 
-  /// All columns of some rows to a stage, half of them by each block. Columns past the head dimension read as zero: the
-  /// warpgroups have as many.
+  /// Loads all columns of some rows to a stage, half of them by each block. The warpgroups read columns past the head
+  /// dimension, too: TMA fills them with zeros.
   __device__ __forceinline__ void load_rows(const Source& source, int batch_idx) {
 #pragma unroll 1
     for (int first = 0; first < tile_rows; first += C::z_rows) {

@@ -1,8 +1,9 @@
 #pragma once
 
-// Biases by TMA (BackwardConfig::bias_boxes): TMA loads 64 x 64 biases for each warpgroup with the queries of a step, rows
-// of queries, which it reads by ldmatrix (ScoreMath::read_bias). Threads that load their own read half a sector of eight
-// lines with each instruction, and the cache that answers them is the memory that the products read.
+// Biases by TMA (BackwardConfig::bias_boxes). With the queries of a step, TMA loads 64 x 64 biases for each warpgroup.
+// Their rows are queries; the warpgroup reads them by ldmatrix (ScoreMath::read_bias). If threads load their own biases
+// instead, each instruction reads half a sector of eight lines, and these loads go through the L1 cache, which is the
+// same memory that the products read as shared memory.
 
 #include "backward/sm90/parts/shape.cuh"
 #include "ptx/mbarrier.cuh"
@@ -10,18 +11,18 @@
 
 namespace flash_attention::backward_sm90 {
 
-/// Whether the address allows a map; else each thread loads its own.
+/// Whether the address allows a tensor map. If not, each thread loads its own biases.
 __device__ __forceinline__ bool has_bias_boxes(const AttentionArgs& args) {
   return reinterpret_cast<unsigned long long>(args.bias.data) % 16 == 0;
 }
 
-/// What a stage has to wait for in addition.
+/// The bytes of biases that a stage waits for.
 template <BackwardConfig config>
 __device__ __forceinline__ unsigned bias_bytes(const AttentionArgs& args) {
   return config.bias_boxes && has_bias_boxes(args) ? Shape<config>::warpgroups * chunk_bytes : 0;
 }
 
-/// The producer warp: the biases of a step.
+/// For the producer warp: loads the biases of a step.
 template <BackwardConfig config, typename Storage, typename Task, typename Step>
 __device__ __forceinline__ void load_biases(const AttentionArgs& args, Storage& shared, int stage, const Task& task,
                                             const Step& step) {
@@ -36,12 +37,12 @@ __device__ __forceinline__ void load_biases(const AttentionArgs& args, Storage& 
   }
 }
 
-/// Arrivals of a warpgroup that free a stage: that of its first thread after the products, and those of its warps when they
-/// have read their biases.
+/// Arrivals of a warpgroup that free a stage: one of its first thread after the products, and one of each warp after it
+/// has read its biases.
 template <BackwardConfig config>
 constexpr int stage_readers = config.bias_boxes ? 1 + wg_threads / 32 : 1;
 
-/// A warp has read its biases of a stage, or needs none.
+/// A warp has read its biases of a stage, or needs none of them.
 template <BackwardConfig config, typename Storage>
 __device__ __forceinline__ void release_biases(Storage& shared, int stage) {
   if constexpr (config.bias_boxes) {
@@ -50,7 +51,7 @@ __device__ __forceinline__ void release_biases(Storage& shared, int stage) {
   }
 }
 
-/// Where they are.
+/// The shared memory for biases.
 template <BackwardConfig config>
 struct BiasTiles {};
 template <BackwardConfig config>

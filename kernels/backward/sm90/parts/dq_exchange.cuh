@@ -7,8 +7,8 @@
 //     the owner:         dQ = dS K, to its staging buffer               compute_dQ
 //     its sender:        dQ to the fp32 sums in memory                  send_all_dQ: a warp of the loading warpgroup
 //
-// Named barriers order the buffer of dS (barrier_dS_written, barrier_dS_read; three warpgroups use dS_empty for the
-// latter), mbarriers the staging buffer (dQ_full, dQ_empty).
+// Named barriers order the buffer of dS: barrier_dS_written and barrier_dS_read (with three warpgroups, dS_empty
+// instead of the latter). Mbarriers order the staging buffer: dQ_full and dQ_empty.
 
 #include "backward/sm90/parts/ordered_sums.cuh"
 #include "backward/sm90/parts/products.cuh"
@@ -29,7 +29,7 @@ using KeyScores = ScoreMath<config, Rows::keys, tile_rows>;
 
 // -- dS to the owner of the step ------------------------------------------------------------------------------------------
 
-/// dS^T in registers (keys along the rows) to dS in shared memory (queries along the rows).
+/// Stores dS^T from registers (keys along the rows) to dS in shared memory (queries along the rows).
 template <BackwardConfig config>
 __device__ __forceinline__ void store_dS(const Warpgroup<config>& wg, const typename KeyScores<config>::Packed& dS,
                                          int owner) {
@@ -62,7 +62,7 @@ __device__ __forceinline__ bool owns(const Warpgroup<config>& wg, unsigned step)
   return !Shape<config>::separate_dq && owner_of(wg, step) == wg.index;
 }
 
-/// Two warpgroups: this one's dS of a step to the step's owner.
+/// Two warpgroups: stores this warpgroup's dS of a step for the owner of the step.
 template <BackwardConfig config>
 __device__ __forceinline__ void send_dS(const Warpgroup<config>& wg, const typename KeyScores<config>::Packed& dS,
                                         unsigned step) {
@@ -96,21 +96,21 @@ __device__ __forceinline__ void issue_dQ(const Warpgroup<config>& wg, float (&dQ
   ptx::wgmma_commit();
 }
 
-/// Of how many steps before this one the warpgroup was the owner, in all tasks.
+/// The number of steps before this one, in all tasks, that the warpgroup has owned.
 template <BackwardConfig config>
 __device__ __forceinline__ unsigned num_owned_before(const Warpgroup<config>& wg, unsigned step) {
   using S = Shape<config>;
   if constexpr (S::skips_first_step) return wg.owned_before + (step - wg.first_step + 1 - wg.index) / 2;
   return (step + S::warpgroups - 1 - wg.index) / S::warpgroups;
 }
-/// dQ of those has left the staging buffer.
+/// Waits until dQ of the steps before this one has left the staging buffer.
 template <BackwardConfig config>
 __device__ __forceinline__ void await_sender(const Warpgroup<config>& wg, unsigned step) {
   ptx::mbarrier_wait(wg.shared.dQ_empty[wg.index], num_owned_before(wg, step) % 2 ^ 1);
 }
 
-/// dQ to the staging buffer, which is free: each warp its 16 rows, in the order of its registers. halfway() is called
-/// between the halves: what it issues runs under the second one.
+/// Stores dQ to the staging buffer, which is free: each warp its 16 rows, in the order of its registers. halfway() is
+/// called between the halves, so that what it issues runs under the second half.
 template <BackwardConfig config, typename Halfway = Nothing>
 __device__ __forceinline__ void stage_dQ(const Warpgroup<config>& wg, const float (&dQ)[Shape<config>::width / 2],
                                          Halfway halfway = {}) {
@@ -125,23 +125,23 @@ __device__ __forceinline__ void stage_dQ(const Warpgroup<config>& wg, const floa
   }
 }
 
-/// dQ of a step has been staged.
+/// Tells the sender that dQ of a step is staged.
 template <BackwardConfig config>
 __device__ __forceinline__ void signal_sender(const Warpgroup<config>& wg, int step) {
   const int thread = fresh_thread();
-  ptx::fence_async_shared();  // the numbers before the copy that reads them
+  ptx::fence_async_shared();  // the numbers are visible to the copy that reads them
   if (thread == 0) wg.shared.dQ_step[wg.index] = step;
   __syncwarp();
   if (thread % 32 == 0) ptx::mbarrier_arrive(wg.shared.dQ_full[wg.index]);
 }
 
-/// After the last task, whose dQ has left the staging buffer.
+/// Stops the sender after the last task. dQ of that task has left the staging buffer.
 template <BackwardConfig config>
 __device__ __forceinline__ void stop_sender(const Warpgroup<config>& wg) {
   if constexpr (!Shape<config>::separate_dq && !Shape<config>::direct_dq) signal_sender(wg, no_step);
 }
 
-/// direct_dq: there are no other keys, and dQ goes to the rows themselves.
+/// direct_dq: no other block has keys of this head, so dQ goes to its rows directly.
 template <BackwardConfig config>
 __device__ __forceinline__ void write_dQ(const Warpgroup<config>& wg, unsigned step,
                                          const float (&dQ)[Shape<config>::width / 2]) {
@@ -154,7 +154,7 @@ __device__ __forceinline__ void write_dQ(const Warpgroup<config>& wg, unsigned s
                                                         wg.shared.dQ[wg.index][warp], thread % 32);
 }
 
-/// Two warpgroups: dQ of a step that this one owns. halfway() is called while dQ is staged.
+/// Two warpgroups: computes dQ of a step that this warpgroup owns. halfway() is called while dQ is staged.
 template <bool last = false, BackwardConfig config, typename Halfway = Nothing>
 __device__ __forceinline__ void compute_dQ(const Warpgroup<config>& wg, unsigned step, Halfway halfway = {}) {
   using S = Shape<config>;
@@ -163,7 +163,7 @@ __device__ __forceinline__ void compute_dQ(const Warpgroup<config>& wg, unsigned
   ptx::wgmma_wait<0>();  // dQ is complete
   ptx::wgmma_pin(dQ);
   if constexpr (last) release_keys(wg);  // the next keys are loaded while dQ is sent away
-  // dS may be overwritten; signalled only if that happens, so that no arrival is left over.
+  // dS may be overwritten. This is signalled only if a later step waits for it, so that no arrival is left over.
   if (step + S::warpgroups < wg.end_step) ptx::barrier_arrive(barrier_dS_read + wg.index, S::warpgroups * wg_threads);
   if constexpr (S::direct_dq) {
     write_dQ(wg, step, dQ);
@@ -177,8 +177,9 @@ __device__ __forceinline__ void compute_dQ(const Warpgroup<config>& wg, unsigned
 
 // -- the sender -----------------------------------------------------------------------------------------------------------
 
-/// One lane of a warp of the loading warpgroup: adds dQ of a warpgroup's steps to the sums in memory, while that one
-/// computes the next. With DqMode::ordered it waits for its turn, and the first one stores.
+/// Runs in one lane of a warp of the loading warpgroup: adds dQ of a warpgroup's steps to the sums in memory while the
+/// warpgroup computes the next step. With DqMode::ordered it waits until the tile before has been added; the first tile
+/// is stored instead of added.
 template <BackwardConfig config>
 __device__ __forceinline__ void send_all_dQ(const AttentionArgs& args, SharedStorage<config>& shared, int warpgroup) {
   constexpr int width = Shape<config>::width;
@@ -192,7 +193,7 @@ __device__ __forceinline__ void send_all_dQ(const AttentionArgs& args, SharedSto
     float* const sums = workspace<float>(args, Region::dQ) + padded * width;
     if (!Shape<config>::ordered || wait_for_order(dq_order_of(args, padded), key_tile)) {
       if (Shape<config>::ordered) ptx::path<"backward/sm90 dQ added in order">();
-      if constexpr (config.statistics_by_product && width > 64) {  // as far as it has been timed
+      if constexpr (config.statistics_by_product && width > 64) {  // only these have been timed
         ptx::bulk_reduce_add_kept(sums, shared.dQ[warpgroup], tile_rows * width * 4);
       } else {
         ptx::bulk_reduce_add(sums, shared.dQ[warpgroup], tile_rows * width * 4);

@@ -1,10 +1,10 @@
 #pragma once
 
-// Keys that must not be multiplied. dQ = dS K multiplies every key by the dS of every query of the tile, and a hidden score
-// has a dS of 0: NaN or Inf in a hidden key would reach dQ as 0 * NaN. So rows of K that hold NaN or Inf, and rows that no
-// query may see, become zeros in shared memory before that product reads them. What such a key does to the queries that see
-// it is NaN in their scores: ScoreMath puts it there (nonfinite_row), or S was computed before the key was cleared.
-// docs/kernels/nonfinite.md has the whole.
+// Keeps NaN and Inf of hidden keys out of dQ. dQ = dS K multiplies every key by dS of every query of the tile. dS of a
+// hidden score is 0, but 0 * NaN is NaN. So rows of K that hold NaN or Inf, and rows that no query may see, become
+// zeros in shared memory before that product reads them. Queries that do see such a key must still get NaN: either
+// ScoreMath sets it (nonfinite_row), or S was computed before the key was cleared. docs/kernels/nonfinite.md explains
+// all of it.
 
 #include "backward/sm90/parts/storage.cuh"
 #include "ptx/barrier.cuh"
@@ -14,7 +14,7 @@
 
 namespace flash_attention::backward_sm90 {
 
-/// K of a task, which stays in shared memory: each warpgroup its own 64 keys, two threads a row.
+/// For K of a task, which stays in shared memory: each warpgroup clears rows of its own 64 keys, two threads a row.
 template <BackwardConfig config>
 __device__ __forceinline__ void zero_nonfinite_keys(const Warpgroup<config>& wg) {
   using S = Shape<config>;
@@ -42,14 +42,16 @@ __device__ __forceinline__ void zero_nonfinite_keys(const Warpgroup<config>& wg)
     }
   }
   if constexpr (S::checks_keys)
-    ptx::fence_async_shared();  // the zeros before the products; not found by the emulator: signal_owner has one, too
+    // the zeros are visible to the products; the emulator does not miss this fence: signal_owner has one, too
+    ptx::fence_async_shared();
   if (thread % 32 == 0) wg.shared.nonfinite_lanes[wg.index][thread / 32] = nonfinite_lanes;
   // The owner of a step multiplies the keys of all warpgroups.
   ptx::barrier_sync(barrier_keys, S::warpgroups * wg_threads);
 }
 
-/// K of a stage, of which S has been computed: what a key does to the queries that see it is in S by now. Only tiles at an
-/// edge of the mask need it. The warpgroups, which share the stage, meet here from different places; four threads a row.
+/// For K of a stage, once its S is computed: S already has the effect of each key on the queries that see it. Only
+/// tiles at an edge of the mask need it. The two warpgroups share the stage and call this from different places in the
+/// code. Four threads clear a row.
 template <class W>
 __device__ __forceinline__ void zero_nonfinite_keys_of_stage(const W& wg, int stage, int visible_rows) {
   using S = typename W::S;
@@ -76,8 +78,9 @@ __device__ __forceinline__ void zero_nonfinite_keys_of_stage(const W& wg, int st
       }
     }
   }
-  ptx::fence_async_shared();                                             // the zeros before the products that read them
-  ptx::barrier_sync_apart(W::barrier_keys, W::warpgroups * wg_threads);  // those of both warpgroups
+  // the zeros are visible to the products that read them
+  ptx::fence_async_shared();
+  ptx::barrier_sync_apart(W::barrier_keys, W::warpgroups * wg_threads);  // both warpgroups have written their zeros
 }
 
 }  // namespace flash_attention::backward_sm90

@@ -3,9 +3,9 @@
 // The producer warp of backward/sm90. A task is a tile of block_kv keys of one key head; its steps are the pairs (query
 // head, query tile) that see some of them. One lane of the warp:
 //
-//     for each task of the block: its steps are numbered, first_step .. end_step          WorkTile
+//     for each task of the block: number its steps, first_step .. end_step                WorkTile
 //       for each step:
-//         find it, and what each warpgroup sees of it                                     Step
+//         find it, and which part of it each warpgroup sees                               Step
 //         wait until its stage is empty;  Q, dO, lse2, delta -> the stage                 TMA, bulk copies
 //         with the first step: wait until K and V of the task before are read;  K, V -> shared
 //       the next task: its K and V are prefetched into L2
@@ -35,7 +35,8 @@ struct Task {
   int num_steps;
   StepList<config> list;  // if masks choose
 
-  /// Where it is: the producer warp has no registers for a copy.
+  /// Finds a task's tile of keys and its steps. It is written to shared memory, since the producer warp has no
+  /// registers for it.
   __device__ __forceinline__ void set(const AttentionArgs& args, const KeyBlock& block) {
     kv_begin = block.tile_idx * config.block_kv;
     const int splits = num_gqa_splits<config>(args), heads = args.group / splits;
@@ -65,15 +66,15 @@ struct Task {
   }
 };
 
-/// Where the queries of a step are, and what the warpgroups see of them.
+/// The queries of a step, and which part of them each warpgroup sees.
 struct alignas(8) Step {
   int head_idx;
   int q_begin;
   long long padded;      // first row in the padded layout of the workspace
-  unsigned char hidden;  // bit w: nothing, warpgroup w
-  unsigned char edge;    // bit w: not everything
-  unsigned char words;   // bit w: masks show a part, and there are words of it (mask_bits)
-  int key_tile;          // that accumulates into dQ
+  unsigned char hidden;  // bit w: warpgroup w sees nothing
+  unsigned char edge;    // bit w: warpgroup w does not see everything
+  unsigned char words;   // bit w: warpgroup w sees a part, and mask_bits has words for it
+  int key_tile;          // the KV tile that accumulates into dQ
 
   template <BackwardConfig config>
   __device__ __forceinline__ void classify(const AttentionArgs& args, const Task<config>& task) {
@@ -103,11 +104,12 @@ template <BackwardConfig config>
 struct WorkTile {
   Task<config> task;
   unsigned first_step, end_step;
-  unsigned owned[2];  // two warpgroups alternate from the first step on: steps each has owned in the tasks before
-  bool exists;        // false: there are no more tasks
+  // with two warpgroups, which alternate from the first step on: steps that each has owned in earlier tasks
+  unsigned owned[2];
+  bool exists;  // false: there are no more tasks
 };
 
-// The producer is ahead by the steps for which there are stages, or by a task that is shorter than that.
+// The producer is ahead by at most the number of stages in steps, or by one task if that has fewer steps.
 constexpr int work_tiles_kept = 4, steps_kept = 8;
 
 /// Prefetches K and V of a task into L2.
@@ -134,12 +136,12 @@ __device__ __forceinline__ void prefetch_keys(const AttentionArgs& args, int tas
 template <BackwardConfig config, typename Storage>
 __device__ __forceinline__ void produce_work_tiles(const AttentionArgs& args, Storage& shared) {
   using S = Shape<config>;
-  unsigned count = 0;  // steps
-  // If nothing of the workspace is read before, the first keys are prefetched while prepare still runs.
+  unsigned count = 0;  // of steps
+  // If nothing is read from the workspace before the keys, they are prefetched while prepare still runs.
   constexpr bool loads_early = !S::direct_dq && !S::ordered && !config.features.packed && !StepList<config>::present;
   if constexpr (!loads_early && !S::direct_dq) ptx::griddepcontrol_wait();
   const auto take = [&] { return ptx::atomic_add(workspace<unsigned>(args, Region::tasks) + counter_keys, 1); };
-  // Tasks that accumulate in order are taken in order, from the first one on.
+  // Tasks that accumulate in order are also taken in order, beginning with the first.
   int task_idx = S::ordered ? static_cast<int>(take()) : blockIdx.x;
   shared.num_blocks = S::ordered ? 0 : gridDim.x;
   shared.work_tile[0].owned[0] = shared.work_tile[0].owned[1] = 0;
@@ -155,12 +157,13 @@ __device__ __forceinline__ void produce_work_tiles(const AttentionArgs& args, St
     }
     work_tile.task.set(args, key_block_of<config>(args, task_idx));
     const Task<config>& task = work_tile.task;
-    if (config.features.packed && task.kv_begin >= task.sequence.rows_kv) {  // the longest sequence has as many keys
+    // the grid has tasks for the longest sequence
+    if (config.features.packed && task.kv_begin >= task.sequence.rows_kv) {
       task_idx = static_cast<int>(shared.num_blocks + take());
       continue;
     }
     work_tile.end_step = count + task.num_steps;
-    // Read again from shared memory where they are used: this warp has hardly any registers.
+    // These are read again from shared memory at each use: this warp has hardly any registers.
     const auto batch_idx = [&] { return config.features.packed ? 0 : task.sequence.batch_idx; };
     const auto load_keys = [&] {
       ptx::mbarrier_wait(shared.KV_empty, n % 2 ^ 1);
@@ -190,7 +193,8 @@ __device__ __forceinline__ void produce_work_tiles(const AttentionArgs& args, St
           ++head_idx, q_tile = task.tiles.begin;
       }
       const PipelineState<S::stages> state(count);
-      // Before the stage is waited for: it takes long. The place of the step was given up long ago.
+      // The step is found before the stage is waited for, because finding it takes long. Its place in shared memory has
+      // long been free.
       Step& next = shared.step[count % steps_kept];
       next.head_idx = head_idx;
       next.q_begin = q_tile * tile_rows;
@@ -213,10 +217,11 @@ __device__ __forceinline__ void produce_work_tiles(const AttentionArgs& args, St
                          head_idx, batch_idx());
       if (S::direct_dq && count == work_tile.first_step) {
         ptx::mbarrier_wait(shared.prepared, n % 2);  // the warpgroups have written the statistics
-        ptx::fence_async_global();  // before the copies; not found by the emulator: it has one view of global memory
+        // they are visible to the copies; the emulator does not miss it: it has one view of global memory
+        ptx::fence_async_global();
       }
       shared.statistics.load(args, state.stage, next.padded, shared.full[state.stage]);
-      // The first queries come under the end of the tile before.
+      // The first queries are loaded before the keys: unlike these, they need not wait for the end of the task before.
       if (!S::direct_dq && count == work_tile.first_step && !(loads_early && n == 0)) load_keys();
       head_idx = next.head_idx;  // both read again
       q_tile = next.q_begin / tile_rows + 1;
@@ -228,7 +233,7 @@ __device__ __forceinline__ void produce_work_tiles(const AttentionArgs& args, St
             work_tile.owned[w] + (work_tile.end_step - work_tile.first_step + 1 - w) / 2;
     }
     ++n;
-    // No launch has zeroed a counter if tasks are prepared by themselves. They are alike.
+    // Without a prepare launch no counter has been zeroed, so tasks are assigned statically; they are equally long.
     task_idx = static_cast<int>(S::direct_dq ? blockIdx.x + n * gridDim.x : shared.num_blocks + take());
     prefetch_keys<config>(args, task_idx);
   }

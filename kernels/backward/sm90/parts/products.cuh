@@ -1,7 +1,7 @@
 #pragma once
 
-// What the kernels of backward/sm90 share: products of tiles in shared memory, rows that must not be multiplied, the way of
-// a gradient from registers to its tensor.
+// What the kernels of backward/sm90 share: products of tiles in shared memory, zeros for rows that must not be
+// multiplied, and stores of a gradient from registers to its tensor.
 
 #include "backward/sm90/parts/shape.cuh"
 #include "ptx/barrier.cuh"
@@ -17,15 +17,16 @@ __device__ __forceinline__ void zero(float (&sums)[count]) {
   for (float& x : sums) x = 0;
 }
 
-/// Named barrier of one warpgroup; followed by one for each.
+/// The named barrier of the first warpgroup. Those of the other warpgroups follow.
 constexpr int barrier_warpgroup = 8;
 
-// `fresh` is 0, hidden from the compiler: descriptors are added up where they are used, not kept in registers.
+// `fresh` is 0, hidden from the compiler: so descriptors are computed at each use, not kept in registers.
 
-/// From a descriptor of a tile to that of 16 of its columns.
+/// The offset from a descriptor of a tile to the descriptor of 16 of its columns.
 __device__ __forceinline__ constexpr int dots_offset(int step) { return (step / 4 * chunk_bytes + step % 4 * 32) / 16; }
 
-/// D = A B^T over the head dimension; A and B are tiles of 64 rows in chunks. issue_last() may add to it.
+/// D = A B^T over the head dimension. A and B are tiles of 64 rows in chunks. issue_last() may add one more product to
+/// D.
 struct Nothing {
   __device__ __forceinline__ void operator()() const {}
 };
@@ -43,7 +44,7 @@ __device__ __forceinline__ void issue_dots(float (&D)[tile_rows / 2], const void
   ptx::wgmma_commit();
 }
 
-/// D += A B over the 64 rows of B; A is in registers.
+/// D += A B over the 64 rows of B. A is in registers.
 template <Type type, int width>
 __device__ __forceinline__ void issue_rows(float (&D)[width / 2], const unsigned (&A)[tile_rows / 16][4], const void* B,
                                            int fresh) {
@@ -56,22 +57,22 @@ __device__ __forceinline__ void issue_rows(float (&D)[width / 2], const unsigned
   ptx::wgmma_commit();
 }
 
-/// A bit is set in the result where a half of the pair is NaN or Inf: adding the last bit of the exponent carries out of
-/// it.
+/// Sets a bit of the result if the half of the pair there is NaN or Inf: the sum with the last bit of the exponent
+/// carries out of an exponent of all ones.
 template <Type type>
 __device__ __forceinline__ unsigned not_finite(unsigned pair) {
   constexpr unsigned exponent = type == Type::bfloat16 ? 0x7f80u : 0x7c00u, last = exponent & -exponent;
   return ((pair & exponent * 0x10001u) + last * 0x10001u) & 0x80008000u;
 }
 
-/// Neither half of the pair is NaN or Inf.
+/// Whether neither half of the pair is NaN or Inf.
 template <Type type>
 __device__ __forceinline__ bool finite(unsigned pair) {
   return not_finite<type>(pair) == 0;
 }
 
-/// Zeroes the rows of a tile of Q or dO past the last query: they are multiplied by the zeros of P and dS. Every warpgroup
-/// writes the same zeros before its own products read them.
+/// Zeroes the rows of a tile of Q or dO past the last query, because products multiply them by the zeros of P and dS.
+/// Every warpgroup writes the same zeros before its own products read them.
 template <BackwardConfig config, typename Chunk, int chunks>
 __device__ __forceinline__ void clear_next_sequence_rows(Chunk (&tile)[chunks], int warpgroup, int thread, int used_rows) {
   if constexpr (Shape<config>::next_sequence_rows) {
@@ -81,12 +82,12 @@ __device__ __forceinline__ void clear_next_sequence_rows(Chunk (&tile)[chunks], 
       const int chunk = i / pieces, piece = i - chunk * pieces;
       ptx::store_shared(ptx::shared_address(tile[chunk]) + used_rows * 128 + piece * 16, ptx::Vector<unsigned, 4>{});
     }
-    ptx::fence_async_shared();                                     // the zeros before the products' reads
-    ptx::barrier_sync(barrier_warpgroup + warpgroup, wg_threads);  // those of the whole warpgroup
+    ptx::fence_async_shared();                                     // the zeros are visible to the products
+    ptx::barrier_sync(barrier_warpgroup + warpgroup, wg_threads);  // the whole warpgroup has written its zeros
   }
 }
 
-/// The 64 rows of a warpgroup's accumulator, times a factor, to the rows of a tensor that exist.
+/// Writes the 64 rows of a warpgroup's accumulator, times a factor, to those rows of a tensor that exist.
 template <Type type, int dim, int count>
 __device__ __forceinline__ void write_rows(const tile::Rows<ptx::Element<type>>& rows, const float (&values)[count],
                                            float factor, int thread) {
@@ -116,14 +117,14 @@ __device__ __forceinline__ void store_eight(Element* to, const ptx::Vector<unsig
   }
 }
 
-/// The 16 rows of a warp's accumulator, times a factor, by way of shared memory: whole rows leave together. `staging` has
-/// room for 16 rows of `width` elements and is the warp's own.
+/// Writes the 16 rows of a warp's accumulator, times a factor. They go through shared memory, so that whole rows leave
+/// together. `staging` belongs to this warp and has room for 16 rows of `width` elements.
 template <Type type, int dim, int width>
 __device__ __forceinline__ void write_staged_rows(const tile::Rows<ptx::Element<type>>& rows,
                                                   const float (&values)[width / 2], float factor, void* staging, int lane) {
-  lane = ptx::hide_from_compiler(lane);  // nothing that is worked out here is kept for the next time
+  lane = ptx::hide_from_compiler(lane);  // nothing computed from it is kept in registers for the next call
   constexpr int row_bytes = 2 * width, pieces = dim / 8;
-  constexpr int swizzle = width % 64 == 0 ? 7 : 3;  // of the 16-byte pieces of a row, so that rows do not share banks
+  constexpr int swizzle = width % 64 == 0 ? 7 : 3;  // of the 16-byte pieces of a row, so that rows use different banks
   char* const base = static_cast<char*>(staging);
 #pragma unroll
   for (int group = 0; group < width / 16; ++group) {

@@ -1,7 +1,7 @@
 #pragma once
 
-// How the blocks of a persistent kernel share its tasks: a block's first task is its own index, later ones come from a
-// counter in the workspace (zeroed by backward_sm90_prepare), so that a block that was given less takes more.
+// How the blocks of a persistent kernel share its tasks. A block's first task is its own index. Later tasks come from a
+// counter in the workspace (zeroed by backward_sm90_prepare), so a block with short tasks takes more of them.
 
 #include "backward/sm90/parts/shape.cuh"
 #include "ptx/atomic.cuh"
@@ -10,10 +10,10 @@
 
 namespace flash_attention::backward_sm90 {
 
-/// The order of the tasks. Under a causal mask those with the most work come first, so that all blocks end together; but
-/// heads are taken in sections whose rows fit into L2, each read by many blocks at once.
+/// The order of the tasks. Under a causal mask those with the most work come first, so that all blocks end together.
+/// But heads are taken in sections whose rows fit into L2, where many blocks read them at the same time.
 struct TaskOrder {
-  int num_tiles;  // of a head, with the parts of one that is split
+  int num_tiles;  // tiles of a head, and the parts of its first tile
   int num_heads;  // of the whole batch
   int section;    // heads
   int last;       // heads of the last section, if it differs
@@ -21,27 +21,28 @@ struct TaskOrder {
 
   template <BackwardConfig config>
   __device__ __forceinline__ static TaskOrder make(int num_tiles, int num_heads, int rows_read) {
-    // Of an H200's 50 MB of L2 half is for the rows of a section; docs/lab/backward_sm90.md has what such an order gained.
+    // Half of an H200's 50 MB of L2 is for the rows of a section. docs/lab/backward_sm90.md has the gain.
     constexpr int section_rows = (24 << 20) / ((config.head_dim + config.head_dim_v) * 2);
     const bool imbalanced = config.features.has_window();
     const int fitting = imbalanced ? section_rows / tile::max(rows_read, 1) : 1;
     return {num_tiles, num_heads, tile::max(tile::min(fitting, num_heads), 1), 0};
   }
 
-  /// One head after the other, which keeps their sums in L2, but for the last ones: of these, too, those with the most work
-  /// come first. Tasks that accumulate in order come head by head (ordered_sums.cuh), and so do those of split groups
-  /// if the producer warp has no registers for more.
+  /// One head after the other, which keeps their sums in L2, except for the last heads: among these, too, tasks with
+  /// the most work come first. Tasks are taken strictly head by head if they accumulate in order (ordered_sums.cuh). So
+  /// are tasks of split groups if the producer warp has no registers for the sections.
   template <BackwardConfig config>
   __device__ __forceinline__ static TaskOrder by_heads(int num_tiles, int num_heads, int rows_read) {
-    // H200, 128, causal, TFLOP/s at 512, 2k, 8k: none 223, 420, 544; 16k rows 226, 436, 559; 64k 216, 437, 567. At 512
-    // those are 128 heads, too many for L2: hence the 32 (docs/lab/backward_sm90.md).
+    // H200, 128, causal, TFLOP/s at 512, 2k, 8k: none 223, 420, 544; 16k rows 226, 436, 559; 64k 216, 437, 567. At 512,
+    // 64k rows are 128 heads, too many for L2: hence the limit of 32 heads (docs/lab/backward_sm90.md).
     constexpr int last_rows = 1 << 16, last_heads = Shape<config>::warpgroups == 2 ? 32 : last_rows;
     const bool imbalanced = config.features.has_window();
     constexpr bool simple = Shape<config>::ordered || (config.key_sums && Shape<config>::next_sequence_rows);
     if constexpr (config.interleave_heads) return {num_tiles, num_heads, num_heads, 0};
     if (!imbalanced || simple) return {num_tiles, num_heads, 1, 0};
-    // Few tasks: all by length. The longest of grouped heads has half of an SM's work, too much to come near the end.
-    // Where the producer warp has registers for it: with options, or at 64, it spills.
+    // If there are few tasks, all are ordered by length: the longest one of grouped heads is half of an SM's work, too
+    // much to begin near the end. Only if the producer warp has registers for it: with options, or at head dimension
+    // 64, it would spill.
     constexpr bool few_by_length =
         Shape<config>::warpgroups == 2 && config.head_dim > 64 && !config.features.touches_scores();
     const bool few = few_by_length && num_tiles * num_heads <= 4 * static_cast<int>(gridDim.x);
@@ -54,7 +55,7 @@ struct TaskOrder {
   struct Place {
     int tile;  // 0 has the most work
     int head;
-    int part;  // the last one if the tile has none
+    int part;  // parts - 1 if the tile is not split
   };
   __device__ __forceinline__ Place operator[](int task_idx) const {
     const bool at_end = task_idx >= (num_heads - last) * num_tiles;
@@ -66,13 +67,13 @@ struct TaskOrder {
   }
 };
 
-/// If there are few key heads, the queries of one are split between tasks, each with some of the group's heads.
+/// If there are few key heads, the query heads of one key head are split between tasks.
 template <BackwardConfig config>
 __device__ __forceinline__ int num_gqa_splits(const AttentionArgs& args) {
   return config.key_sums ? args.num_splits : 1;
 }
 
-/// The order of the tiles of keys; the heads are those of all splits of the groups.
+/// The order of the tiles of keys. Each split of a group counts as a head.
 template <BackwardConfig config>
 __device__ __forceinline__ TaskOrder task_order(const AttentionArgs& args) {
   const int splits = num_gqa_splits<config>(args);
@@ -80,13 +81,13 @@ __device__ __forceinline__ TaskOrder task_order(const AttentionArgs& args) {
   TaskOrder order = TaskOrder::by_heads<config>(tile::ceil_div(args.seq_kv, config.block_kv) + parts - 1,
                                                 args.heads_kv * splits * args.batch, args.seq_q * (args.group / splits));
   order.parts = parts;
-  // If there are few heads, L2 holds them, and the parts are taken before the other tiles: else one may begin when all
-  // others are done.
+  // If there are few heads, L2 holds them all, and the parts are taken before the other tiles. Otherwise a part might
+  // begin when all other tasks are done.
   constexpr int last_heads = 4;
   if (parts > 1 && order.last == 0) order.last = tile::min(last_heads, order.num_heads);
   return order;
 }
-/// The tile of keys of a task. The head is that of a split of the group: num_gqa_splits() of them to a key head.
+/// The tile of keys of a task. Its head is a split of a group: each key head has num_gqa_splits() of them.
 struct KeyBlock : tile::BlockCoordinates {
   int part;  // of the queries, if the tile is split
 };
@@ -94,12 +95,12 @@ template <BackwardConfig config>
 __device__ __forceinline__ KeyBlock key_block_of(const AttentionArgs& args, int task_idx) {
   const int heads = args.heads_kv * num_gqa_splits<config>(args);
   const auto place = task_order<config>(args)[task_idx];
-  // The last keys first, if tasks accumulate in order (ordered_sums.cuh).
+  // Tasks that accumulate in order begin with the last keys (ordered_sums.cuh).
   const int tile_idx = Shape<config>::ordered ? task_order<config>(args).num_tiles - 1 - place.tile : place.tile;
   return {{tile_idx, place.head % heads, place.head / heads}, place.part};
 }
 
-/// The latest tasks of a block: one lane takes them, all others read them here.
+/// The latest tasks of a block: one lane takes tasks from the counter, all other threads read them here.
 struct TaskQueue {
   int task_idx[2];
   ptx::Mbarrier full[2], empty[2];
@@ -111,7 +112,7 @@ struct TaskQueue {
     }
   }
 
-  /// One lane of the block: use(task) for each of its tasks.
+  /// For one lane of the block: calls use(task) for each task.
   template <typename Use>
   __device__ __forceinline__ void produce(unsigned* counter, int num_tasks, Use use) {
     int task = blockIdx.x;
@@ -128,7 +129,7 @@ struct TaskQueue {
     }
   }
 
-  /// Everyone else, each thread for itself.
+  /// For all other threads, each by itself.
   template <typename Use>
   __device__ __forceinline__ void consume(int num_tasks, Use use) {
 #pragma unroll 1
@@ -143,7 +144,8 @@ struct TaskQueue {
   }
 };
 
-/// The chunks of a tile, from `first_chunk` of the tensor's rows on. The caller has told `full` what to expect.
+/// Loads the chunks of a tile, from `first_chunk` of the tensor's rows on. The caller has told `full` how many bytes to
+/// expect.
 template <typename Chunk, int chunks>
 __device__ __forceinline__ void load_tile(Chunk (&tile)[chunks], ptx::Mbarrier& full, const abi::TensorMap& map, int row,
                                           int head_idx, int batch_idx, int first_chunk = 0) {

@@ -1,7 +1,7 @@
 #pragma once
 
-// The softmax of backward/sm90: from the products S = Q K^T and dP = dO V^T of a tile, in registers, to P and dS. Options,
-// masks, dropout.
+// The softmax of backward/sm90, with options, masks and dropout: from the products S = Q K^T and dP = dO V^T of a tile,
+// in registers, to P and dS.
 //
 // The tile has either orientation: with the keys along the rows (S^T, for dK and dV) or with the queries along the rows (S,
 // for dQ). Thread t of a warpgroup holds, in register i (ptx/wgmma.cuh), row 16 (t / 32) + lane / 4 + 8 ((i / 2) % 2) and
@@ -44,13 +44,13 @@ struct ScoreMath {
   int row;                // this thread's first row, in the tile
   int column;             // this thread's first column, in the tile
   bool edge;              // some scores of the tile are hidden
-  bool nonfinite_row[2];  // Rows::keys: the key holds a NaN or Inf, which was taken out of shared memory
-  mutable Bias bias{};    // of the tile, as loaded, if it has 16 bits; probabilities() transposes it
+  bool nonfinite_row[2];  // Rows::keys: the key held a NaN or Inf, and its row in shared memory is now zeros
+  mutable Bias bias{};    // 16-bit biases of the tile, as loaded; probabilities() transposes them
 
   using Pair = ptx::Vector<float, 2>;
   static constexpr float hidden_probability = -0.0f;  // of a score of -inf
 
-  /// The scores of a tile that a thread of the warpgroup holds. All of them are visible, unless the caller says more.
+  /// The scores of a tile that a thread of the warpgroup holds. All of them are visible unless the caller sets `edge`.
   __device__ __forceinline__ static ScoreMath of_thread(const tile::Score<features>& score, const tile::Dropout& dropout,
                                                         int q_begin, int kv_begin, int thread) {
     const int lane = thread % 32;
@@ -58,8 +58,8 @@ struct ScoreMath {
             q_begin,        kv_begin, 16 * (thread / 32) + lane / 4,
             2 * (lane % 4), false,    {false, false}};
   }
-  /// Rows::keys: which lanes of the warp have found a NaN or Inf in a key; lanes 2 r and 2 r + 1 have looked at row r of
-  /// the warp's 16 keys (zero_nonfinite_keys).
+  /// Rows::keys: `nonfinite_lanes` has a bit for each lane of the warp that has found a NaN or Inf. Lanes 2 r and 2 r +
+  /// 1 have looked at row r of the warp's 16 keys (zero_nonfinite_keys).
   __device__ __forceinline__ void take_nonfinite_rows(unsigned nonfinite_lanes, int lane) {
     nonfinite_row[0] = (nonfinite_lanes >> 2 * (lane / 4) & 3) != 0;
     nonfinite_row[1] = (nonfinite_lanes >> 2 * (lane / 4) + 16 & 3) != 0;
@@ -76,27 +76,28 @@ struct ScoreMath {
     return kv_begin + (rows == Rows::keys ? row + 8 * row_of(i) : column + column_of(i));
   }
 
-  /// Bits of the registers whose score is hidden, and of those that dropout drops.
+  /// One bit a register: its score is hidden; dropout drops it.
   struct Marks {
     unsigned hidden[words] = {};
     unsigned dropped[words] = {};
 
     __device__ __forceinline__ bool is_hidden(int i) const { return hidden[i / 32] >> (i % 32) & 1; }
     __device__ __forceinline__ bool is_dropped(int i) const { return dropped[i / 32] >> (i % 32) & 1; }
-    /// A copy that the compiler takes for another number: it would keep what it has tested once, bit by bit.
+    /// Makes the compiler take the marks for new numbers. Otherwise it would keep the result of each test of a bit.
     __device__ __forceinline__ void test_again() {
 #pragma unroll
       for (unsigned& word : dropped) word = ptx::shuffle_xor(word, 0);
     }
   };
 
-  /// The lanes of a warp evaluate boolean masks and programs together, so all of them must get here at once.
+  /// The lanes of a warp evaluate boolean masks and programs together, so all of them must call this at the same time.
   static constexpr bool by_votes = (features.mask || features.mask_program) && columns == tile_rows;
 
-  /// Or a launch before has done so, and its bits are in words. Windows and lengths, and tiles without words, are ranges.
+  /// Or a launch before this one has evaluated them, and the bits are in words. Windows, lengths, and tiles without
+  /// words are computed here, as ranges.
   static constexpr bool by_words = config.mask_bits && rows == Rows::keys;
 
-  /// words_of_tile: those of this one, or null.
+  /// `words_of_tile` has the words of this tile, or is null.
   __device__ __forceinline__ void mark(Marks& marks, [[maybe_unused]] const unsigned* words_of_tile = nullptr) const {
     if constexpr (by_words) {
       mark_by_words(marks, words_of_tile);
@@ -106,7 +107,7 @@ struct ScoreMath {
     if constexpr (features.dropout) mark_dropped(marks);
   }
 
-  /// Starts to bring the bytes of a boolean mask to L2, of 64 queries from `q` on: a thread for each.
+  /// Prefetches the bytes of a boolean mask to L2, for 64 queries from `q` on, one query a thread.
   __device__ __forceinline__ static void prefetch_mask(const tile::Score<features>& score, int q, int key, int thread) {
     if constexpr (features.mask) {
       if (thread < tile_rows && q + thread < score.len_q && key < score.visible_kv)
@@ -114,8 +115,8 @@ struct ScoreMath {
     }
   }
 
-  // The loops run one group of registers at a time (the group's first query is hidden from the compiler), so that addresses
-  // and random words of all groups are not held at once.
+  // The loops run one group of registers at a time: the group's first query is hidden from the compiler, so that it
+  // does not hold addresses and random words of all groups at once.
 
   __device__ __forceinline__ void mark_hidden(Marks& marks) const {
     if (!edge) return;
@@ -150,9 +151,10 @@ struct ScoreMath {
     return result;
   }
 
-  /// The same from 64 rows of queries in shared memory (Rows::keys); they need no transposition.
+  /// Reads the biases from 64 rows of queries in shared memory (Rows::keys). They need no transposition.
   __device__ __forceinline__ static void read_bias(Bias& bias, const void* box, int thread) {
-    // Of 16 queries and a warp's 16 keys: queries 0 to 7 of the first eight keys and of the others, then queries 8 to 15.
+    // For 16 queries and a warp's 16 keys: queries 0 to 7 of the first eight keys, then of the other eight keys; then
+    // the same for queries 8 to 15.
     const int warp = thread / 32, lane = thread % 32, query = lane % 8 + lane / 16 * 8, piece = 2 * warp + lane / 8 % 2;
     const unsigned first = swizzled(ptx::shared_address(box), query, piece);
 #pragma unroll
@@ -164,15 +166,15 @@ struct ScoreMath {
     }
   }
 
-  /// Statistics of the queries of registers i and i + 1, if the queries are along the columns.
+  /// The statistics of the queries of registers i and i + 1, if queries are along the columns.
   __device__ __forceinline__ Pair along_columns(const float (&values)[tile_rows], int i) const {
     return *reinterpret_cast<const Pair*>(&values[column + column_of(i)]);
   }
 
-  /// S becomes P before dropout, as dS needs it: with the scale of what dropout keeps (prepare.cuh), and times the slope of
-  /// the soft cap and of the program. take(i, p, q) gets the probabilities of registers i and i + 1 as dV needs them: after
-  /// dropout, without the slope. lse2(i) are the statistics of these registers' queries. Marks are made before, under a
-  /// product.
+  /// S becomes P as dS needs it: before dropout, divided by the share that dropout keeps (prepare.cuh), and times the
+  /// slope of the soft cap and of the program. take(i, p, q) gets the probabilities of registers i and i + 1 as dV
+  /// needs them: after dropout, without the slope. lse2(i) gives the statistics of these registers' queries. The caller
+  /// has computed the marks under an earlier product.
   template <typename Lse2, typename Take>
   __device__ __forceinline__ void probabilities(Tile& S, const Marks& marks, Lse2 lse2, Take take) const {
     if constexpr (!config.bias_boxes) bias.transpose();
@@ -187,12 +189,12 @@ struct ScoreMath {
     }
   }
 
-  /// Whether the score of this probability is -inf.
+  /// Whether this probability belongs to a score of -inf.
   __device__ __forceinline__ static bool is_nothing(float p) {
     return features.score_hides && __builtin_bit_cast(unsigned, p) == 0x80000000u;
   }
 
-  /// dP becomes dS = P * (dP - delta). What is dropped is marked, or P is negative there.
+  /// dP becomes dS = P * (dP - delta). Dropped scores are marked, or their P is negative.
   enum class Dropped { marked, negative };
   template <Dropped dropped = Dropped::marked, typename Delta>
   __device__ __forceinline__ void gradients(const Tile& S, Tile& dP, Marks marks, Delta delta) const {
@@ -204,11 +206,12 @@ struct ScoreMath {
     }
   }
 
-  /// probabilities() and gradients() in one pass, if dP is complete when S is: P and dS as operands of the next products.
+  /// probabilities() and gradients() in one pass, if dP is complete when S is. P and dS are returned as operands of the
+  /// next products.
   template <typename Lse2, typename Delta>
   __device__ __forceinline__ void operands(Tile& S, Tile& dP, const Marks& marks, Lse2 lse2, Delta delta, Packed& P,
                                            Packed& dS) const {
-    if ((tests_argument && !argument_is_small(S)) || edge) {  // large ones are rare: they are tested like those of edges
+    if ((tests_argument && !argument_is_small(S)) || edge) {  // large arguments are rare: they take the branch of edges
       operands_of_tile<true>(S, dP, marks, lse2, delta, P, dS);
     } else {
       operands_of_tile<false, tests_argument ? CapArgument::small : CapArgument::any>(S, dP, marks, lse2, delta, P, dS);
@@ -235,14 +238,14 @@ struct ScoreMath {
     marks.hidden[0] = ~visible;
   }
 
-  /// A Philox block decides on eight scores. With the queries along the rows a thread holds all of them. With the keys
-  /// along the rows it holds those of one key, and the lane of the neighbouring key holds the others. So the two lanes
-  /// share the work: one computes the blocks of the even queries, one those of the odd queries, and they exchange the
-  /// results.
+  /// A Philox block decides on eight scores. If the queries are along the rows, a thread holds all eight. If the keys
+  /// are along the rows, it holds those of one key, and the lane of the neighbouring key holds the others. Then the two
+  /// lanes share the work: one computes the blocks of the even queries, the other those of the odd queries, and they
+  /// exchange the results.
   __device__ __forceinline__ void mark_dropped(Marks& marks) const {
     const int odd = rows == Rows::keys ? row % 2 : 0;
     tile::Dropout dropout = this->dropout;
-    if constexpr (rows == Rows::keys) {  // known to be uniform: so are the keys of the rounds
+    if constexpr (rows == Rows::keys) {  // uniform, and so are the Philox keys of all rounds
       dropout.key0 = ptx::shuffle(dropout.key0, 0);
       dropout.key1 = ptx::shuffle(dropout.key1, 0);
     }
@@ -255,7 +258,8 @@ struct ScoreMath {
 #pragma unroll
       for (int e = 0; e < (rows == Rows::keys ? 4 : 8); ++e) {
         if constexpr (rows == Rows::keys) {
-          const int i = group + e / 2 * 4 + e % 2 * 2;  // of the even query; word 2 r + c is that of query + 8 r, key + 8 c
+          // for the even query; word 2 r + c belongs to query + 8 r, key + 8 c
+          const int i = group + e / 2 * 4 + e % 2 * 2;
           if (random.word[e] < dropout.threshold) of_even[i / 32] |= 1u << (i % 32);
           if (tile::DropoutWords::halves_exchanged(random.word[e]) < dropout.threshold) of_odd[i / 32] |= 1u << (i % 32);
         } else {
@@ -273,8 +277,8 @@ struct ScoreMath {
     }
   }
 
-  /// Whether no score of the warp is beyond a quarter of the soft cap: a polynomial is its tanh there, and the special
-  /// function unit has one exponential a score instead of three.
+  /// Whether no score of the warp exceeds a quarter of the soft cap. There a polynomial computes tanh, and the special
+  /// function unit has one exponential a score to compute instead of three.
   enum class CapArgument { any, small };
   static constexpr bool tests_argument = config.loop.tests_cap;
   __device__ __forceinline__ bool argument_is_small(const Tile& S) const {
@@ -306,7 +310,7 @@ struct ScoreMath {
     }
   }
 
-  /// ALiBi's distance of the query and the key of register i.
+  /// The distance of the query and the key of register i, for ALiBi.
   __device__ __forceinline__ float distance(int i) const {
     constexpr int sign = rows == Rows::keys ? 1 : -1;
     const float first = static_cast<float>(q_begin - kv_begin + score.len_kv - score.len_q + sign * (column - row));
@@ -339,11 +343,11 @@ struct ScoreMath {
       return ptx::fma(dot, tile::log2_e * score.scale, rest);
     }
     if constexpr (reads_scores) {
-      // Rows past the last query have no bias; their lse2 is +inf, which makes them 0.
+      // Rows past the last query have no bias. Their lse2 is +inf, so their probabilities are 0.
       const int q = tile::min(query(i) + shift, score.len_q - 1), k = tile::min(key(i), score.len_kv - 1);
       const float capped = features.softcap ? ptx::fma(value, factor, rest) : dot * score.scale;
       const float whole = score.template programmed<true>(capped + added<large_bias>(i, q, k), q, k, slope);
-      if (features.score_hides && whole == -tile::infinity) return whole;  // hidden, also where lse2 is NaN
+      if (features.score_hides && whole == -tile::infinity) return whole;  // hidden, even if lse2 is NaN
       return ptx::fma(whole, exponent_scale, -lse2);
     }
     const bool has_rest = features.softcap && argument == CapArgument::any;
@@ -352,14 +356,15 @@ struct ScoreMath {
     return ptx::fma(value, tile::log2_e * factor, rest);
   }
 
-  /// One score of probabilities(); returns the dropped and scaled probability.
+  /// Computes one score of probabilities(). Returns the probability after dropout and scaling.
   template <bool some_hidden, bool large_bias, CapArgument argument>
   __device__ __forceinline__ float probability_of(float& S, int i, int shift, const Marks& marks, float lse2) const {
     float slope = 1;
     const float exponent =
         linear ? ptx::fma(S, exponent_scale, -lse2) : exponent_of<large_bias, argument>(S, i, shift, lse2, slope);
     S = ptx::exp2(exponent);
-    // A score of -inf is hidden, whatever the key holds. A probability that is only too small for a float is not.
+    // A score of -inf is hidden, whatever the key holds. A probability that is merely too small for a float is not
+    // hidden.
     [[maybe_unused]] const bool nothing = features.score_hides && exponent == -tile::infinity;
     if constexpr (some_hidden) {
       if (rows == Rows::keys && nonfinite_row[row_of(i)]) S = __builtin_bit_cast(float, 0x7fffffffu);  // NaN

@@ -5,19 +5,20 @@
 //     S = Q K^T - lse / scale        P = 2^(scale log2(e) S)
 //     dP = dO V^T - delta            dS = P dP
 //
-// A thread that loads and subtracts them takes a share of shared memory's time, which the products want. Here each is a
-// sum of three parts of the tensors' type, 16 bits each, and one more step of its product: [64 x 16] of weights times
-// [16 x 64] of parts, of which three rows count. It comes last, so that large dot products lose nothing before they cancel.
+// If threads load and subtract the statistics, they take a share of shared memory's time, which the products need. Here
+// each statistic is a sum of three parts, 16-bit numbers of the tensors' type. One more step of its product adds them:
+// [64 x 16] of weights times [16 x 64] of parts, of which three rows count. This step is the last one, so that large
+// dot products lose nothing before they cancel.
 //
-// Of a tile of 64 queries, as prepare.cuh writes it and bulk copies bring it (Parts):
+// For a tile of 64 queries, prepare.cuh writes and bulk copies load (Parts):
 //
 //     -lse / scale   for each eight queries: 8 first parts, 8 second, 8 third        48 bytes, 8 times
 //     -delta         the same
-//     zeros          a product reads eight rows of each group, 128 bytes: parts of the next groups, times 0
+//     zeros          a product reads eight rows of each group, 128 bytes: after the parts, those of later groups, times 0
 //     flags          a byte for each warp of prepare: some row has no parts
 //
-// All parts are finite, so that times 0 they are 0. A row whose statistic is not finite or too large has parts of 0; its
-// tile is flagged, and threads subtract what is missing.
+// All parts are finite, so a part times 0 is 0. If a statistic is not finite or too large, its parts are 0; its tile is
+// flagged, and threads subtract the missing numbers.
 
 #include "backward/sm90/parts/shape.cuh"
 #include "ptx/tma.cuh"
@@ -42,27 +43,28 @@ __device__ __forceinline__ Parts& parts_of(const AttentionArgs& args, long long 
   return *reinterpret_cast<Parts*>(workspace<char>(args, Region::parts) + padded * backward_sm90_parts_row_bytes);
 }
 
-/// The left operand, all of whose rows are alike: 8 of them, of the first eight columns and of the others.
+/// The left operand. All of its rows are alike; here are eight of them, first their first eight columns, then the
+/// others.
 struct alignas(16) PartWeights {
   unsigned rows[2][8][4];
 };
 
 using Pair = ptx::Vector<float, 2>;
 
-/// The statistics of each stage, as threads or products subtract them.
+/// The statistics of each stage, for threads or for products to subtract.
 template <int stages, bool by_product>
 struct StatisticsTiles {
   static constexpr int stage_bytes = 2 * tile_rows * 4;
   float lse2[stages][tile_rows];
   float delta[stages][tile_rows];
 
-  /// Those of a tile that begins at a padded row.
+  /// Loads the statistics of a tile that begins at a padded row.
   __device__ __forceinline__ void load(const AttentionArgs& args, int stage, const long long& padded, ptx::Mbarrier& full) {
     ptx::bulk_load(lse2[stage], workspace<float>(args, Region::lse2) + padded, tile_rows * 4, full);
     ptx::bulk_load(delta[stage], workspace<float>(args, Region::delta) + padded, tile_rows * 4, full);
   }
 
-  /// What threads subtract for queries 8 group + 2 (lane % 4) and the next.
+  /// The statistics that a thread subtracts for queries 8 group + 2 (lane % 4) and the next one.
   __device__ __forceinline__ Pair lse2_of(int stage, int group, int lane) const {
     return *reinterpret_cast<const Pair*>(&lse2[stage][8 * group + 2 * (lane % 4)]);
   }
@@ -83,21 +85,21 @@ struct StatisticsTiles<stages, true> {
 
   __device__ __forceinline__ static constexpr Pair lse2_of(int, int, int) { return {}; }
   __device__ __forceinline__ static constexpr Pair delta_of(int, int, int) { return {}; }
-  /// Rows of the tile have statistics without parts: subtract_rest().
+  /// Whether some rows of the tile have statistics without parts: then subtract_rest() must be called.
   __device__ __forceinline__ bool is_flagged(int stage) const { return parts[stage].flags != 0; }
 };
 
-/// What a part is multiplied by. Those of float16 must not become subnormal: the smaller ones are kept larger.
+/// The weight of a part. Parts of float16 must not become subnormal: the smaller ones are stored as larger numbers.
 template <Type type>
 __device__ __forceinline__ constexpr float part_weight(int part) {
   if (type == Type::bfloat16 || part == 0) return 1.0f;
   return part == 1 ? 0x1p-11f : 0x1p-14f;
 }
-/// Statistics below it have parts.
+/// Statistics below this limit have parts.
 template <Type type>
 constexpr float parts_limit = type == Type::bfloat16 ? 0x1p126f : 0x1p15f;
 
-/// A thread of 64 writes a word of the weights; the products see them after a fence and a barrier.
+/// For each of 64 threads: writes a word of the weights. The products see them after a fence and a barrier.
 template <Type type>
 __device__ __forceinline__ void write_part_weights(PartWeights& weights, int thread) {
   const unsigned first = ptx::pack<type>(part_weight<type>(0), part_weight<type>(1));
@@ -106,7 +108,7 @@ __device__ __forceinline__ void write_part_weights(PartWeights& weights, int thr
   if (thread < 64) (&weights.rows[0][0][0])[thread] = thread >= 32 || piece > 1 ? 0 : piece == 0 ? first : second;
 }
 
-/// x as a sum of weighted parts.
+/// Writes x as a sum of weighted parts.
 template <Type type>
 __device__ __forceinline__ void write_parts(unsigned short (&parts)[statistics_parts][8], int query, float x) {
 #pragma unroll
@@ -118,8 +120,8 @@ __device__ __forceinline__ void write_parts(unsigned short (&parts)[statistics_p
   }
 }
 
-/// lse / scale of a row. Without probabilities it is the infinity that makes exponents -inf; past the last query, where
-/// dot products are 0, a number that makes them small enough.
+/// lse / scale of a row. A row without probabilities has the infinity that makes its exponents -inf. A row past the
+/// last query, whose dot products are 0, has a number that makes its exponents small enough.
 template <Type type>
 __device__ __forceinline__ float scaled_lse(float lse, float scale, bool used) {
   const float large = used ? tile::infinity : 0.5f * parts_limit<type>;
@@ -127,7 +129,7 @@ __device__ __forceinline__ float scaled_lse(float lse, float scale, bool used) {
   return lse / scale;
 }
 
-/// The parts of a statistic of a row; returns whether it has some.
+/// Writes the parts of a row's statistic. Returns whether it has parts.
 template <Type type>
 __device__ __forceinline__ bool write_statistic(unsigned short (&parts)[tile_rows / 8][statistics_parts][8], int row,
                                                 float x) {
@@ -136,7 +138,7 @@ __device__ __forceinline__ bool write_statistic(unsigned short (&parts)[tile_row
   return has_parts;
 }
 
-/// D += the statistics, three parts each; the products before it have been issued.
+/// D += the statistics, as three parts each. The products before it have been issued.
 template <Type type>
 __device__ __forceinline__ void issue_parts(float (&D)[tile_rows / 2], const PartWeights& weights, const void* parts,
                                             int fresh) {
@@ -145,7 +147,7 @@ __device__ __forceinline__ void issue_parts(float (&D)[tile_rows / 2], const Par
   ptx::wgmma_ss<type, tile_rows, ptx::Major::k, ptx::Major::mn>(D, A_desc, B_desc, true);
 }
 
-/// Subtracts the statistics that have no parts from scores, or from dP, of a flagged tile, whose statistics are in memory.
+/// For a flagged tile: subtracts the statistics without parts, which are in memory, from scores or from dP.
 template <Type type>
 __device__ __forceinline__ void subtract_rest(float (&scores)[tile_rows / 2], const float* statistics, int lane) {
   const auto* const pairs = reinterpret_cast<const Pair*>(statistics) + lane % 4;

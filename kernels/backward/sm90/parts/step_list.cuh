@@ -1,7 +1,7 @@
 #pragma once
 
-// Which steps a task of backward/sm90 has if masks choose: the query tiles that see something of its keys, head after
-// head. It is in shared memory with its task: the producer warp has few registers.
+// The steps of a task of backward/sm90 if masks choose: the query tiles that see something of its keys, head after
+// head. The list is in shared memory with its task, since the producer warp has few registers.
 
 #include "backward/sm90/parts/shape.cuh"
 #include "ptx/bits.cuh"
@@ -10,13 +10,13 @@ namespace flash_attention::backward_sm90 {
 
 template <bool present>
 struct StepColumns {
-  const unsigned* columns;  // of the task's first tile of keys and first head: abi/tile_map.h
-  const TileWords* rows;    // of the first tile of queries, with the bits of the task's tiles of keys
-  long long head_stride;    // words from a head to the next, of columns
+  const unsigned* columns;  // the map's words for the task's first tile of keys and first head: abi/tile_map.h
+  const TileWords* rows;    // the first tile of queries, with the bits of the task's tiles of keys
+  long long head_stride;    // of columns: words from a head to the next
   long long row_stride;     // of rows
-  int row_words;            // of a row
-  int words;                // of a column
-  int units;                // columns
+  int row_words;            // words of a row
+  int words;                // words of a column
+  int units;                // columns of a task
 };
 template <>
 struct StepColumns<false> {};
@@ -53,7 +53,7 @@ struct StepList : StepColumns<Shape<config>::listed> {
     return seen;
   }
 
-  /// Steps of so many heads.
+  /// The number of steps of `heads` heads.
   __device__ __forceinline__ int count(const tile::TileRange& tiles, int heads) const {
     int steps = 0;
     if (tiles.begin >= tiles.end) return steps;
@@ -65,14 +65,14 @@ struct StepList : StepColumns<Shape<config>::listed> {
     return steps;
   }
 
-  /// What the map says of a tile of queries and the task's tiles of keys: bits 0 and 1.
+  /// The map's bits for a tile of queries and the task's tiles of keys: bits 0 and 1.
   __device__ __forceinline__ TileWords of(int head, int q_tile, int kv_begin) const {
     const TileWords found = this->rows[head * this->row_stride + static_cast<long long>(q_tile) * this->row_words];
     const int first = kv_begin / mask_unit % 32;
     return {found.seen >> first, found.full >> first};
   }
 
-  /// The first tile from q_tile on, or tiles.end.
+  /// The first listed tile from q_tile on, or tiles.end.
   __device__ __forceinline__ int seek(const tile::TileRange& tiles, int head, int q_tile) const {
 #pragma unroll 1
     while (q_tile < tiles.end) {

@@ -1,7 +1,7 @@
 #pragma once
 
-// The end of a task of backward/sm90: dK and dV leave the registers, for their rows or for fp32 sums in memory. And what a
-// task does by itself if its tile has all keys of a head (direct_dq): prepare its queries, repair its keys.
+// The end of a task of backward/sm90: dK and dV go from registers to their rows or to fp32 sums in memory. If a task's
+// tile has all keys of a head (direct_dq), the task also prepares its queries and repairs its keys, here.
 
 #include "backward/sm90/parts/dq_exchange.cuh"
 #include "backward/sm90/parts/ordered_sums.cuh"
@@ -15,8 +15,8 @@ namespace flash_attention::backward_sm90 {
 // -- direct_dq
 // --------------------------------------------------------------------------------------------------------------
 
-/// The statistics of a task's queries, by all warpgroups, to memory, from where they are loaded as elsewhere. Its keys are
-/// in flight meanwhile, so the task is known by its number alone.
+/// All warpgroups write the statistics of a task's queries to memory; they are loaded from there as in other modes. The
+/// task's keys are still being loaded, so only its number is known here.
 template <BackwardConfig config>
 __device__ __forceinline__ void prepare_queries(const Warpgroup<config>& wg, int work_tile_idx) {
   using S = Shape<config>;
@@ -34,7 +34,8 @@ __device__ __forceinline__ void prepare_queries(const Warpgroup<config>& wg, int
     nonfinite |=
         prepare_rows<config, S::warpgroups * wg_threads, 4>(args, {sequence, head_idx, 0, padded}, rows, thread).nonfinite;
   }
-  ptx::fence_async_global();  // the statistics before their copies; not found by the emulator: one view of global memory
+  // the statistics are visible to their copies; the emulator does not miss it: it has one view of global memory
+  ptx::fence_async_global();
   const bool any_nonfinite = ptx::any(nonfinite);
   __syncwarp();
   if (thread % 32 != 0) return;
@@ -42,13 +43,13 @@ __device__ __forceinline__ void prepare_queries(const Warpgroup<config>& wg, int
   ptx::mbarrier_arrive(wg.shared.prepared);
 }
 
-/// After all tasks: what 0 * NaN reached in dK and dV, which are in memory. Not after each task: with no registers left for
-/// it the main loop would spill.
+/// After all tasks: repairs dK and dV, which are in memory, where 0 * NaN reached them. This is not done after each
+/// task, because the main loop would have no registers left for it and spill.
 template <BackwardConfig config>
 __device__ __forceinline__ void repair_keys(const Warpgroup<config>& wg) {
   constexpr int warpgroups = Shape<config>::warpgroups;
   const AttentionArgs& args = wg.args;
-  ptx::barrier_sync(barrier_keys, warpgroups * wg_threads);  // everyone has written dK and dV, and its flag
+  ptx::barrier_sync(barrier_keys, warpgroups * wg_threads);  // all threads have written dK, dV and their flags
   bool nonfinite = false;
 #pragma unroll
   for (int warp = 0; warp < 4 * warpgroups; ++warp) nonfinite |= wg.shared.nonfinite_rows[warp];
@@ -66,8 +67,9 @@ __device__ __forceinline__ void repair_keys(const Warpgroup<config>& wg) {
 // -- sums of dK and dV
 // ------------------------------------------------------------------------------------------------------
 
-/// A tile of dK or dV, times a factor, to the staging buffer (SumOrder::by_register), when what this warp sent before has
-/// left it. With ordinary stores here the compiler spills in the main loop at head dimension 128.
+/// Stores a tile of dK or dV, times a factor, to the staging buffer (SumOrder::by_register), once the buffer's earlier
+/// contents have left it. With ordinary stores to memory here, the compiler spills in the main loop at head dimension
+/// 128.
 template <int width, BackwardConfig config>
 __device__ __forceinline__ void stage_keys(const Warpgroup<config>& wg, const float (&tile)[width / 2], float factor) {
   static_assert(width <= Shape<config>::width);
@@ -86,7 +88,7 @@ __device__ __forceinline__ void stage_keys(const Warpgroup<config>& wg, const fl
 template <int width, BackwardConfig config>
 __device__ __forceinline__ void send_keys(const Warpgroup<config>& wg, float* sums) {
   const int lane = wg.thread % 32, warp = wg.thread / 32;
-  ptx::fence_async_shared();  // the numbers before the copy that reads them
+  ptx::fence_async_shared();  // the numbers are visible to the copy that reads them
   __syncwarp();
   if (lane == 0) {
     ptx::bulk_reduce_add(sums + 16 * warp * width, wg.shared.dQ[wg.index][warp], 16 * width * 4);
@@ -94,8 +96,9 @@ __device__ __forceinline__ void send_keys(const Warpgroup<config>& wg, float* su
   }
 }
 
-/// Other tasks have dK and dV of the same keys too. The factor of dV is 1, which the compiler does not know: it must not
-/// store the accumulators themselves, which would have to be where the store wants them.
+/// Adds dK and dV to sums in memory, because other tasks have the same keys. dV has the factor 1, which is hidden from
+/// the compiler: otherwise it would store the accumulators themselves, and they would have to be in the registers that
+/// the store wants.
 template <BackwardConfig config>
 __device__ __forceinline__ void add_keys_to_sums(const Warpgroup<config>& wg, const float (&dK)[Shape<config>::width / 2],
                                                  const float (&dV)[Shape<config>::width_v / 2]) {
@@ -123,15 +126,15 @@ __device__ __forceinline__ void add_keys_to_sums(const Warpgroup<config>& wg, co
 // -- the end of a task
 // ------------------------------------------------------------------------------------------------------
 
-/// All products of the task are done: dK and dV to memory, by way of the staging buffer of dQ, once its last dQ has left
-/// it.
+/// All products of the task are done. Writes dK and dV to memory by way of the staging buffer of dQ, once the last dQ
+/// has left it.
 template <BackwardConfig config>
 __device__ __forceinline__ void store_dKV(const Warpgroup<config>& wg, const float (&dK)[Shape<config>::width / 2],
                                           const float (&dV)[Shape<config>::width_v / 2]) {
   using S = Shape<config>;
   const AttentionArgs& args = wg.args;
   if constexpr (!S::separate_dq && !S::direct_dq) await_sender(wg, wg.end_step);
-  if constexpr (S::direct_dq) __syncwarp();  // all lanes have read what was staged before
+  if constexpr (S::direct_dq) __syncwarp();  // all lanes have read the buffer's earlier contents
   if constexpr (config.key_sums) return add_keys_to_sums(wg, dK, dV);
   if constexpr (config.split_first) {
     if (splits_first<config>(args) && wg.task().kv_begin == 0) {

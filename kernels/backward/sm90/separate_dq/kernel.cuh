@@ -11,9 +11,9 @@
 //         dQ += dS K                                  dS from registers                        issue_dQ
 //       dQ * scale -> global
 //
-// dQ of a tile is issued together with S and dP of the next, in this order: it frees a stage of K, which is loaded again
-// while the others run. V of a tile is free when dP is complete. A block takes one work tile after another; Q and dO of the
-// next are loaded while dQ of this one is completed and stored.
+// dQ of a tile is issued together with S and dP of the next tile, in this order: when dQ is done, its stage of K is
+// free and is loaded again while S and dP run. The stage of V is free when dP is complete. A block takes one work tile
+// after another. Q and dO of the next work tile are loaded while dQ of this one is completed and stored.
 //
 // Warps: of warpgroup 0 one lane loads Q and K, another dO and V (separate_dq/producer.cuh). Warpgroups 1 and 2 compute.
 // Registers: 240, or 232 if masks choose the tiles. dQ takes 128 of them at head dimension 256, S and dP 32 each.
@@ -29,7 +29,7 @@
 
 namespace flash_attention {
 namespace backward_sm90 {
-/// Returns how many tiles of keys were loaded for it.
+/// Computes dQ of a task. Returns how many tiles of keys were loaded for it.
 template <BackwardConfig config>
 __device__ __forceinline__ unsigned compute_dQ(const QueryWarpgroup<config>& wg, const QueryTask<config>& task) {
   using S = Shape<config>;
@@ -47,7 +47,7 @@ __device__ __forceinline__ unsigned compute_dQ(const QueryWarpgroup<config>& wg,
     lse2[r] = exists ? workspace<float>(wg.args, Region::lse2)[padded + row + 8 * r] : tile::infinity;
     delta[r] = exists ? workspace<float>(wg.args, Region::delta)[padded + row + 8 * r] : 0;
   }
-  // The addresses of a bias take the registers of dP: with a bias, dP is computed after P, not under it.
+  // The addresses of a bias take the registers of dP. So with a bias dP is computed after P instead of under it.
   constexpr bool late_dP = config.features.bias && S::width > 128;
   // The bytes of a boolean mask are loaded while the products are in flight if no other option needs the registers.
   constexpr bool asks_early =
@@ -78,7 +78,7 @@ __device__ __forceinline__ unsigned compute_dQ(const QueryWarpgroup<config>& wg,
   using Storage = QueryStorage<config>;
   const auto state_K = [&](unsigned tile) { return PipelineState<Storage::stages_K>(wg.done / 2 + tile); };
   const auto state_V = [&](unsigned tile) { return PipelineState<Storage::stages_V>(wg.done / 2 + tile); };
-  QueryPlace place{};  // of the tile in hand, if masks choose
+  QueryPlace place{};  // the current tile, if masks choose
   const auto tile_of = [&](unsigned tile) { return S::listed ? place.tile() : task.tiles.begin + static_cast<int>(tile); };
   const auto issue_S = [&](unsigned tile, int fresh) {
     const auto state = state_K(tile);
@@ -103,9 +103,9 @@ __device__ __forceinline__ unsigned compute_dQ(const QueryWarpgroup<config>& wg,
   const auto release = [&](ptx::Mbarrier& empty) {
     if (wg.thread == 0) ptx::mbarrier_arrive(empty);
   };
-  // Tiles of which only the other warpgroup sees something: edges of the block, so that both meet in
-  // zero_nonfinite_keys_of_stage. By then the other one has waited for K and V of the tile and released the tiles before:
-  // no stage is released twice before it.
+  // Skips tiles that only the other warpgroup sees. They are edges of the block, so both warpgroups must meet in
+  // zero_nonfinite_keys_of_stage. When they meet, the other one has waited for K and V of the tile and has released the
+  // tiles before, so no stage is released twice before it.
   const auto skip_tiles = [&](unsigned begin, unsigned end) {
 #pragma unroll 1
     for (unsigned tile = begin; tile < end; ++tile) {
@@ -145,7 +145,7 @@ __device__ __forceinline__ unsigned compute_dQ(const QueryWarpgroup<config>& wg,
   if constexpr (S::listed) num_tiles = task.first_listed(wg.args) < task.tiles.end ? 1 : 0;
   if (num_tiles > 0) {
     tile::TileRange own = score.template key_tiles<tile_rows, tile_rows>(q_begin);
-    // If masks choose the tiles, both warpgroups loop over all of them, and count them.
+    // If masks choose the tiles, both warpgroups loop over all of them, so that their counts agree.
     if constexpr (S::listed) own = {task.tiles.begin, task.tiles.end};
     const unsigned first = own.begin < own.end ? own.begin - task.tiles.begin : 0;  // this warpgroup's part of the tiles
     unsigned end = own.begin < own.end ? own.end - task.tiles.begin : 0;
@@ -181,7 +181,8 @@ __device__ __forceinline__ unsigned compute_dQ(const QueryWarpgroup<config>& wg,
     release(wg.shared.dO_empty);
     skip_tiles(end, num_tiles);
   }
-  // Rows past the used length are 0: their scores are hidden, and nothing in K is left that is not finite.
+  // The scores of rows past the used length are hidden and nothing that is not finite is left in K, so dQ of these rows
+  // is 0.
   auto rows =
       tile::query_rows<typename S::Element, config.features>(wg.args.dQ, task.sequence, task.head_idx).from(q_begin);
   write_rows<S::type, config.head_dim>(rows, dQ, wg.args.scale, wg.thread);
@@ -209,7 +210,7 @@ __device__ __forceinline__ void backward_sm90_separate_dq_kernel(const abi::Atte
   if (threadIdx.x == 0) shared.init();
   __syncthreads();  // all threads see the barriers
 
-  const int warpgroup = ptx::shuffle(static_cast<int>(threadIdx.x) / wg_threads, 0);  // known to be the same in a warp
+  const int warpgroup = ptx::shuffle(static_cast<int>(threadIdx.x) / wg_threads, 0);  // the compiler knows: uniform
   if (warpgroup == 0) {
     ptx::registers_decrease<Shape<config>::listed ? 40 : 24>();
     const int num_tasks = query_tasks<config>(args).count();

@@ -1,7 +1,7 @@
 #pragma once
 
-// The work tiles of the separate dQ kernel, its shared memory, the two lanes that load (Q and K, dO and V), and what makes
-// K safe to multiply.
+// For the separate dQ kernel: its work tiles, its shared memory, the two lanes that load (Q and K, dO and V), and the
+// state of a warpgroup that computes.
 
 #include "backward/sm90/parts/products.cuh"
 #include "backward/sm90/parts/schedule.cuh"
@@ -15,7 +15,7 @@ namespace flash_attention::backward_sm90 {
 constexpr int query_warpgroups = 2;
 constexpr int query_rows = query_warpgroups * tile_rows;  // of a block
 
-/// Which tile of keys a stage holds, if masks choose.
+/// The tile of keys that a stage holds, if masks choose.
 struct QueryPlace {
   int word;
 
@@ -38,7 +38,7 @@ struct alignas(1024) QueryStorage {
   ptx::Mbarrier dO_full, dO_empty, V_full[stages_V], V_empty[stages_V];
   TaskQueue tasks;
   QueryPlace K_place[S::listed ? stages_K : 1], V_place[S::listed ? stages_V : 1];  // announced with the tiles
-  tile::KeyTileList<S::features, query_rows> lists[2];  // of the loading lanes, which have no registers for them
+  tile::KeyTileList<S::features, query_rows> lists[2];  // for the loading lanes, which have no registers for them
 
   __device__ __forceinline__ void init() {
     for (auto& barrier : K_full) ptx::mbarrier_init(barrier, 1);
@@ -84,7 +84,7 @@ struct QueryTask {
   }
 };
 
-/// The loads of one lane: Q of a task and K of its tiles, or dO and V.
+/// The loads of one lane: Q of a task and K of its tiles, or dO and V. `places` belongs to its ring.
 template <BackwardConfig config, int chunks, int stages>
 struct QueryProducer {
   using Chunk = typename QueryStorage<config>::Chunk;
@@ -102,7 +102,8 @@ struct QueryProducer {
 
   __device__ __forceinline__ void load(const QueryTask<config>& task) {
     list.set(args, task.sequence, task.head_idx, task.q_begin);
-    int left = task.tiles.end - list.seek(task.tiles.begin, task.tiles.end);  // tiles, with those between that masks hide
+    // tiles left, including those that masks hide between them
+    int left = task.tiles.end - list.seek(task.tiles.begin, task.tiles.end);
     if (left <= 0) return;
     const int batch_idx = config.features.packed ? 0 : task.sequence.batch_idx, kv_head_idx = task.head_idx / args.group;
     ptx::mbarrier_wait(rows_empty, (tasks++ & 1) ^ 1);  // the last products with the rows of the task before are done
@@ -115,8 +116,7 @@ struct QueryProducer {
 #pragma unroll 1
     while (left > 0) {
       const PipelineState<stages> state(tiles++);
-      // Both warpgroups are done with what was in the stage. Stages start out empty: phase 1 counts as
-      // completed.
+      // Both warpgroups are done with the stage's earlier tile. Stages start out empty: phase 1 counts as completed.
       ptx::mbarrier_wait(empty[state.stage], state.phase ^ 1);
       int step = 1;
       if constexpr (QueryStorage<config>::S::listed) {
@@ -139,9 +139,9 @@ struct QueryWarpgroup {
 
   const AttentionArgs& args;
   QueryStorage<config>& shared;
-  const int index;    // its rows are 64 index and following of the block's
+  const int index;    // its rows begin at row 64 * index of the block
   const int thread;   // in the warpgroup
-  unsigned done = 0;  // before this task: twice the tiles, plus whether the tasks that had tiles are odd in number
+  unsigned done = 0;  // in earlier tasks: twice the tiles, plus 1 if an odd number of tasks had tiles
 };
 
 }  // namespace flash_attention::backward_sm90

@@ -1,20 +1,21 @@
 #pragma once
 
-// Attention backward for sm_90 (Hopper) with three warpgroups of 64 keys: head dimensions up to 64, scores with at most one
-// light option. It computes what two_warpgroups/kernel.cuh does, from the same parts, with the same words. The step
-// differs, because a thread has 160 registers:
+// Attention backward for sm_90 (Hopper) with three warpgroups of 64 keys: for head dimensions up to 64 and scores with
+// at most one light option. It computes the same as two_warpgroups/kernel.cuh, from the same parts and with the same
+// words. Its step differs, because a thread has only 160 registers:
 //
-//     S^T = K Q^T, dP^T = V dO^T                                 both are waited for: the other warpgroups fill the gap
+//     S^T = K Q^T, dP^T = V dO^T                                 waits for both: meanwhile other warpgroups compute
 //     P^T = 2^(S^T - lse2), dS^T = P^T (dP^T - delta)            in one pass, in place: P is not kept in fp32
 //     dV += P^T dO, dS to shared memory
-//     one of the warpgroups, in turn:         dQ = dS K          of the step before, staged while dK runs
+//     the owner of the step before:           dQ = dS K          of that step, staged while dK runs
 //     dK += dS^T Q                                               then dQ is sent away
 //
-// dQ is issued after dS of this step has been stored: the next owner waits for that, and not for dQ of this one.
+// dQ is issued after dS of this step has been stored. So the owner of this step waits only for dS, and not for dQ of
+// the step before.
 //
-// Warps: warpgroup 0 loads (warp 0) and sends dQ (warps 1 to 3); warpgroups 1 to 3 compute: this file.
-// Shared memory: K and V of 192 keys, three stages of Q and dO, dS of three steps (nine tiles), dQ on its way to memory. A
-// stage belongs to the warpgroup of its number: it computes dQ of the steps there.
+// Warps: warpgroup 0 loads (warp 0) and sends dQ (warps 1 to 3); warpgroups 1 to 3 compute: this file. Shared memory: K
+// and V of 192 keys, three stages of Q and dO, dS of three steps (nine tiles), and dQ on its way to memory. Stage w
+// belongs to warpgroup w, which computes dQ of the steps in it.
 
 #include "backward/sm90/parts/dq_exchange.cuh"
 #include "backward/sm90/parts/nonfinite_keys.cuh"
@@ -25,20 +26,20 @@
 namespace flash_attention {
 namespace backward_sm90 {
 
-/// A warpgroup that computes: its task, its step, its sums.
+/// The state of a warpgroup that computes: its task, its step, its sums.
 template <BackwardConfig config>
 struct ThreeConsumer {
   using S = Shape<config>;
 
   Warpgroup<config> wg;
-  // From a step of the task on the warpgroup may see the same of all: nothing has to be looked up then.
+  // From this step on, the warpgroup may see the same part of every step. Then nothing has to be looked up.
   unsigned steady_from = 0;
-  bool sees_no_key = false;        // from there on; else it sees everything, or what wg.edge says
+  bool sees_no_key = false;        // from there on; if false, wg.edge says whether it sees everything
   PipelineState<S::stages> at{0};  // the stage of the step
   float dK[S::width / 2], dV[S::width_v / 2];
 
-  // Without a window a task is steady from its first step on. Under a causal mask the diagonal crosses the first steps of a
-  // head.
+  // Without a window a task is steady from its first step on. Under a causal mask it is steady after the first steps of
+  // a head, which the diagonal crosses.
   static constexpr bool may_be_steady = !config.features.window_left && !S::next_sequence_rows;
   static constexpr bool always_steady = may_be_steady && !config.features.window_right;
   __device__ __forceinline__ bool is_steady(unsigned step) const {
@@ -65,14 +66,14 @@ __device__ __forceinline__ void await_step(ThreeConsumer<config>& c, unsigned st
   }
 }
 
-/// dS to the buffer of the step's owner, whose product has read what was in it.
+/// Stores dS to the buffer of the step's owner. The owner's product has read the buffer's earlier contents.
 template <BackwardConfig config>
 __device__ __forceinline__ void send_dS(const ThreeConsumer<config>& c, const typename KeyScores<config>::Packed& dS) {
   ptx::mbarrier_wait(c.wg.shared.dS_empty[c.at.stage], c.at.phase ^ 1);
   store_dS(c.wg.fresh(), dS, c.at.stage);
 }
 
-/// dQ of a step, which is complete, to the staging buffer; dS has been read.
+/// Stores dQ of a step, which is complete, to the staging buffer. dS has been read.
 template <BackwardConfig config>
 __device__ __forceinline__ void stage_dQ(const ThreeConsumer<config>& c, const float (&dQ)[Shape<config>::width / 2],
                                          unsigned step) {
@@ -82,7 +83,7 @@ __device__ __forceinline__ void stage_dQ(const ThreeConsumer<config>& c, const f
   stage_dQ(wg, dQ);
 }
 
-/// dQ of a step by itself.
+/// Computes dQ of a step outside of any other step.
 template <bool last, BackwardConfig config>
 __device__ __forceinline__ void compute_dQ_alone(const ThreeConsumer<config>& c, unsigned step) {
   float dQ[Shape<config>::width / 2];
@@ -94,7 +95,7 @@ __device__ __forceinline__ void compute_dQ_alone(const ThreeConsumer<config>& c,
   signal_sender(c.wg.fresh(), static_cast<int>(step));
 }
 
-/// P and dS of a step as operands, from S and dP, which both are complete before the softmax begins.
+/// P and dS of a step as operands, from S and dP. Both are complete before the softmax begins.
 template <BackwardConfig config>
 __device__ __forceinline__ void compute_operands(const ThreeConsumer<config>& c, unsigned step,
                                                  typename KeyScores<config>::Packed& P,
@@ -115,8 +116,8 @@ __device__ __forceinline__ void compute_operands(const ThreeConsumer<config>& c,
       issue_parts<S::type>(dPt, shared.statistics.weights, shared.statistics.parts[c.at.stage].delta, fresh);
   });
 
-  // Under the products: where the tile is, and what of it is hidden. Most tiles need no place: shared memory has enough to
-  // do.
+  // Under the products: where the tile is, and which part of it is hidden. Most tiles need no place; reading it would
+  // only load shared memory more.
   const int thread = fresh_thread(), lane = thread % 32;
   const bool is_flagged = shared.statistics.is_flagged(c.at.stage);
   const bool at_edge = c.wg.edge || (!c.is_steady(step) && (c.wg.step(step).edge >> c.wg.index & 1) != 0);
@@ -154,7 +155,7 @@ __device__ __forceinline__ void compute_operands(const ThreeConsumer<config>& c,
   ptx::wgmma_pin(dS);
 }
 
-/// A step. with_dQ: the warpgroup owns the step before, and dS of all the others is written by now.
+/// Runs a step. with_dQ: the warpgroup owns the step before, and all warpgroups have written dS of that step.
 template <bool with_dQ, BackwardConfig config>
 __device__ __forceinline__ void run_step(ThreeConsumer<config>& c, unsigned step) {
   using S = Shape<config>;
@@ -246,7 +247,7 @@ __device__ __forceinline__ void backward_sm90_three_warpgroups_kernel(const abi:
   using S = Shape<config>;
   static_assert(S::warpgroups == 3);
   auto& shared = begin_block<config>();
-  const int warpgroup = ptx::shuffle(static_cast<int>(threadIdx.x) / wg_threads, 0);  // known to be the same in a warp
+  const int warpgroup = ptx::shuffle(static_cast<int>(threadIdx.x) / wg_threads, 0);  // the compiler knows: uniform
   if (warpgroup == 0) {
     ptx::registers_decrease<S::load_registers>();
     load_and_send<config>(args, shared);

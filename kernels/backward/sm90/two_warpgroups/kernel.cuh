@@ -1,36 +1,40 @@
 #pragma once
 
-// Attention backward for sm_90 (Hopper), head dimensions up to 128: dK and dV of a tile of keys, and the tile's share of
-// dQ.
+// Attention backward for sm_90 (Hopper), head dimensions up to 128. A block computes dK and dV of a tile of keys, and
+// adds the tile's share of dQ.
 //
-// A block holds K and V of 128 keys of one key head, 64 for each of its two warpgroups, and loops over the query tiles (64
-// rows) of every query head of the group. In each step, every warpgroup:
+// A block holds K and V of 128 keys of one key head, 64 for each of its two warpgroups. It loops over the query tiles
+// (64 rows) of every query head of the group. In each step, every warpgroup computes:
 //
 //     S^T = K Q^T          dP^T = V dO^T                          64 keys x 64 queries, in registers
-//     P^T = 2^(S^T - lse2)                    dV += P^T dO        P and dS never leave registers as left operands
+//     P^T = 2^(S^T - lse2)                    dV += P^T dO        P and dS are the left operands, straight from registers
 //     dS^T = P^T (dP^T - delta)               dK += dS^T Q
 //     dS to shared memory, transposed
-//     one of the warpgroups, in turn:         dQ = dS K           over all keys of the block; added to fp32 sums in memory
+//     the owner of the step:                  dQ = dS K           over all keys of the block; added to fp32 sums in memory
 //
-// Words: a task is a tile of keys with its query heads; a step is one query tile of one of these heads. The owner of a step
-// is the warpgroup that computes its dQ. Its sender, a warp of the loading warpgroup, adds dQ to the sums in memory.
+// Words: a task is a tile of keys with its query heads; a step is one query tile of one of these heads. The owner of a
+// step is the warpgroup that computes its dQ; the warpgroups alternate. The owner's sender, a warp of the loading
+// warpgroup, adds dQ to the sums in memory.
 //
 // Warps: warpgroup 0 gives up its registers; its warp 0 loads by TMA (parts/producer.cuh), warps 1 and 2 are the senders
 // (parts/dq_exchange.cuh). Warpgroups 1 and 2 compute: this file.
 //
-// Registers of a thread that computes: 240, or 232 if masks choose the steps. dK and dV take 128 of them at head dimension
-// 128, S and dP 32 each, P and dS 16 each. So a score option may cost the overlap of products and softmax: Overlap.
+// Registers of a thread that computes: 240, or 232 if masks choose the steps. At head dimension 128, dK and dV take 128
+// of them, S and dP 32 each, P and dS 16 each. Few are left, so with a score option products and softmax may no longer
+// overlap: Overlap says which loop runs.
 //
 // Shared memory at head dimension 128 and two stages, in KiB: K and V 64, Q and dO 64, dS 32, dQ on its way to memory 64.
 //
-// dK and dV of a key head are complete in the block, unless the heads of a group are split between tasks: then they are
-// summed in memory, too (key_sums). How dQ is summed is DqMode: in any order, in one order (parts/ordered_sums.cuh), by a
-// second kernel (separate_dq/kernel.cuh), or not at all if one tile has all keys (direct).
+// If no other task has the same key head, the block writes its dK and dV. If the query heads of a group are split
+// between tasks, dK and dV are summed in memory, too (key_sums). DqMode says how dQ is summed: in any order, in a fixed
+// order (parts/ordered_sums.cuh), by a second kernel (separate_dq/kernel.cuh), or not at all if one tile has all keys
+// (direct).
 //
-// Read from the end: run_tasks, run_task, then the loop (run_step_pairs or run_single_steps), then a step.
+// Read from the end of the file: run_tasks, run_task, the loop (run_step_pairs or run_single_steps), the parts of a
+// step.
 //
-// The launch before this one is prepare.cuh, the one after it repair.cuh. Other structures of the same loop:
-// three_warpgroups/kernel.cuh (192 keys), wide/kernel.cuh (heads to 256), columns/kernel.cuh (wider heads).
+// prepare.cuh is launched before this kernel, repair.cuh after it. Other structures of the same loop:
+// three_warpgroups/kernel.cuh (192 keys), wide/kernel.cuh (head dimensions to 256), columns/kernel.cuh (wider heads).
 
 #include "backward/sm90/parts/dq_exchange.cuh"
 #include "backward/sm90/parts/nonfinite_keys.cuh"
@@ -41,15 +45,16 @@
 namespace flash_attention {
 namespace backward_sm90 {
 
-/// The gradients of the warpgroup's 64 keys; and biases, which are not with the S that they belong to because the compiler
-/// would spill: S has to be a variable by itself.
+/// The gradients of the warpgroup's 64 keys, and the biases of a step. The biases are here and not beside their S,
+/// because S must be a variable by itself: as part of a struct it makes the compiler spill.
 template <BackwardConfig config>
 struct Sums {
   float dK[Shape<config>::width / 2], dV[Shape<config>::width_v / 2];
   typename KeyScores<config>::Bias bias;  // of the step whose S is in flight
 };
 
-/// A warpgroup and its sums. One object: as two variables the compiler takes the loop over tasks apart, and spills.
+/// A warpgroup and its sums. They are one object: with two variables the compiler takes the loop over tasks apart, and
+/// spills.
 template <BackwardConfig config>
 struct Consumer {
   Warpgroup<config> wg;
@@ -62,7 +67,7 @@ struct Operands {
   typename KeyScores<config>::Packed P, dS;
 };
 
-/// Some steps may be edges: tiles of which only a part is visible.
+/// Whether some steps may be edges: tiles of which only a part is visible.
 template <BackwardConfig config>
 constexpr bool has_edges = config.features.window_left || config.features.window_right || config.features.mask ||
                            Shape<config>::next_sequence_rows || StepList<config>::present;
@@ -75,7 +80,8 @@ __device__ __forceinline__ void await_step(const Warpgroup<config>& wg, unsigned
   ptx::mbarrier_wait(wg.shared.full[state.stage], state.phase);  // Q, dO and the statistics have landed
 }
 
-/// Loads the biases of a step, and prefetches those of a later one to L2. Those that TMA loads have landed with the stage.
+/// Loads the biases of a step, and prefetches those of a later step to L2. If TMA loads the biases, they have landed
+/// with the stage.
 template <BackwardConfig config>
 __device__ __forceinline__ void load_bias(const Warpgroup<config>& wg, unsigned step,
                                           typename KeyScores<config>::Bias& bias) {
@@ -96,7 +102,7 @@ __device__ __forceinline__ void load_bias(const Warpgroup<config>& wg, unsigned 
   }
 }
 
-/// Issues S of a step, which has been waited for.
+/// Issues S of a step, whose Q has landed.
 template <BackwardConfig config>
 __device__ __forceinline__ void issue_S(const Warpgroup<config>& wg, unsigned step, typename KeyScores<config>::Tile& St,
                                         typename KeyScores<config>::Bias& bias) {
@@ -108,7 +114,7 @@ __device__ __forceinline__ void issue_S(const Warpgroup<config>& wg, unsigned st
     clear_next_sequence_rows<config>(shared.Q[state.stage], wg.index, wg.thread, used_rows);
     clear_next_sequence_rows<config>(shared.dO[state.stage], wg.index, wg.thread, used_rows);
   }
-  ptx::wgmma_fence();  // the registers of S have been used for other things
+  ptx::wgmma_fence();  // other instructions have used the registers of S
   const int fresh = ptx::hide_from_compiler(0);
   issue_dots<S::type, S::steps>(St, shared.K[wg.index], shared.Q[state.stage], fresh, [&] {
     if constexpr (config.statistics_by_product)
@@ -117,7 +123,7 @@ __device__ __forceinline__ void issue_S(const Warpgroup<config>& wg, unsigned st
   if constexpr (!config.bias_boxes) load_bias(wg, step, bias);
 }
 
-/// From S, which is in flight, to P and dS. dV += P dO is left in flight.
+/// Computes P and dS of a step whose S is in flight. dV += P dO is left in flight.
 template <BackwardConfig config>
 __device__ __forceinline__ void compute_operands(const Warpgroup<config>& wg, unsigned step,
                                                  typename KeyScores<config>::Tile& St, Operands<config>& operands,
@@ -132,20 +138,20 @@ __device__ __forceinline__ void compute_operands(const Warpgroup<config>& wg, un
   auto& [P, dS] = operands;
   typename Math::Tile dPt;
   const auto issue_dP = [&] {
-    ptx::wgmma_fence();  // the registers of dP have been used for other things
+    ptx::wgmma_fence();  // other instructions have used the registers of dP
     issue_dots<S::type, S::steps_v>(dPt, shared.V[wg.index], shared.dO[state.stage], fresh, [&] {
       if constexpr (config.statistics_by_product)
         issue_parts<S::type>(dPt, shared.statistics.weights, shared.statistics.parts[state.stage].delta, fresh);
     });
   };
   constexpr bool serial_dP = config.loop.overlap == Overlap::serial_dP;
-  // Statistics are loaded under the products before them if there are registers for it.
+  // If there are enough registers, statistics are loaded under the products before them.
   constexpr bool early_statistics = !config.loop.late_statistics && !config.statistics_by_product;
   const auto lse2_of = [&](int group) { return shared.statistics.lse2_of(state.stage, group, lane); };
   const auto delta_of = [&](int group) { return shared.statistics.delta_of(state.stage, group, lane); };
   const bool is_flagged = shared.statistics.is_flagged(state.stage);
 
-  // Under the product: where the tile is, and what of it is hidden. Without a mask most tiles need no place.
+  // Under the product: the place of the tile, and which part of it is hidden. Without a mask most tiles need no place.
   const bool needs_place = has_edges<config> || config.features.touches_scores() || wg.edge;
   const int kv_begin = needs_place ? wg.task().kv_begin + wg.index * tile_rows : 0,
             q_begin = needs_place ? here.q_begin : 0;
@@ -172,7 +178,8 @@ __device__ __forceinline__ void compute_operands(const Warpgroup<config>& wg, un
     if ((here.words >> wg.index & 1) != 0) words = mask::mask_bits(args, sequence.batch_idx, head_idx, q_begin, kv_begin);
   }
   math.mark(marks, words);
-  if constexpr (config.mask_bits && config.loop.overlap == Overlap::pairs) {  // it has no words, and is not skipped
+  // a hidden step has no words, and pairs do not skip it
+  if constexpr (config.mask_bits && config.loop.overlap == Overlap::pairs) {
     if ((here.hidden >> wg.index & 1) != 0) marks.hidden[0] = 0xffffffffu;
   }
   if (!config.mask_bits && wg.index == 0)
@@ -201,15 +208,15 @@ __device__ __forceinline__ void compute_operands(const Warpgroup<config>& wg, un
   ptx::wgmma_pin(dS);
 }
 
-/// dV of a step is done, but for `pending` products that were issued after it.
+/// Waits until dV of a step is done. `pending` products that were issued later may still run.
 template <int pending, BackwardConfig config>
 __device__ __forceinline__ void await_dV(Operands<config>& operands, Sums<config>& sums) {
   ptx::wgmma_wait<pending>(), ptx::wgmma_pin(sums.dV);
   ptx::wgmma_pin(operands.P);
 }
 
-/// dK of a step, and its dS to the owner, who may have it already: the step is over. With issue_next, which issues S of the
-/// next step, that product runs under the wait for dK.
+/// Computes dK of a step and sends its dS to the owner, unless dS_sent. The step is then over. issue_next() issues S of
+/// the next step, so that it runs while the warpgroup waits for dK.
 template <bool dS_sent = false, bool issues_next = false, BackwardConfig config, typename IssueNext = Nothing>
 __device__ __forceinline__ void finish_step(const Warpgroup<config>& wg, unsigned step, Operands<config>& operands,
                                             Sums<config>& sums, IssueNext issue_next = {}) {
@@ -217,20 +224,21 @@ __device__ __forceinline__ void finish_step(const Warpgroup<config>& wg, unsigne
   const PipelineState<S::stages> state(step);
   issue_rows<S::type, S::width>(sums.dK, operands.dS, wg.shared.Q[state.stage], ptx::hide_from_compiler(0));
   if constexpr (!S::separate_dq && !dS_sent)
-    send_dS(wg, operands.dS, step);  // the product is issued before its fence waits
+    send_dS(wg, operands.dS, step);  // sent after the product has been issued, because the fence in it waits
   if constexpr (issues_next) {
     await_dV<1>(operands, sums);
     issue_next();
     ptx::wgmma_wait<1>();  // dK is done
   } else {
-    await_dV<0>(operands, sums);  // and dK
+    await_dV<0>(operands, sums);  // dK, too
   }
   ptx::wgmma_pin(sums.dK);
   ptx::wgmma_pin(operands.dS);
   if (leads_warpgroup()) ptx::mbarrier_arrive(wg.shared.empty[state.stage]);
 }
 
-/// The warpgroup sees nothing of a step. Its owner multiplies all keys, and gets zeros.
+/// For a step of which the warpgroup sees nothing. The owner multiplies all keys of the block, so it still needs dS:
+/// zeros.
 template <BackwardConfig config>
 __device__ __forceinline__ void skip_step(const Warpgroup<config>& wg, unsigned step) {
   using S = Shape<config>;
@@ -241,7 +249,7 @@ __device__ __forceinline__ void skip_step(const Warpgroup<config>& wg, unsigned 
   if (leads_warpgroup()) ptx::mbarrier_arrive(wg.shared.empty[stage]);
 }
 
-/// A step by itself.
+/// Runs a step, without overlap with its neighbours.
 template <bool may_skip, BackwardConfig config>
 __device__ __forceinline__ void run_step(const Warpgroup<config>& wg, unsigned step, Sums<config>& sums) {
   await_step(wg, step);
@@ -255,7 +263,7 @@ __device__ __forceinline__ void run_step(const Warpgroup<config>& wg, unsigned s
 
 // -- the loop -------------------------------------------------------------------------------------------------------------
 
-/// Steps one after another. dQ is computed a step later: dS of the other warpgroup is written by then.
+/// Runs steps one after another. dQ is computed one step late, when dS of the other warpgroup has been written.
 template <BackwardConfig config>
 __device__ __forceinline__ void run_single_steps(const Warpgroup<config>& wg, Sums<config>& sums) {
 #pragma unroll 1
@@ -272,12 +280,12 @@ __device__ __forceinline__ void run_single_steps(const Warpgroup<config>& wg, Su
 ///
 ///     before the loop:   P(a), dS(a);  dV += P(a) dO;  dS(a) sent
 ///     for each pair:     issue dK += dS(a) Q;  issue S(b);  P(b), dS(b);  dV += P(b) dO;  dK += dS(b) Q;  dS(b) sent
-///                        dQ(a) = dS(a) K, staged while S(a + 2) runs
+///                        dQ(a) = dS(a) K, under a causal mask staged while S(a + 2) runs
 ///                        P(a + 2), dS(a + 2);  dV += P(a + 2) dO;  dS(a + 2) sent
 ///
-/// Only one warpgroup computes dQ of a step. The other runs ahead, so the exponentials of one overlap with the products of
-/// the other. The loop's edge is where the fewest numbers live and no product runs: dS of a step has been sent, dK has not
-/// begun. With one step an iteration, and dQ under a condition, it would be another loop, which needs more registers.
+/// Only one warpgroup computes dQ of a step. The other runs ahead, so the exponentials of one overlap with the products
+/// of the other. The loop is cut where the fewest registers are live and no product runs: dS(a) has been sent, dK has
+/// not begun. A loop of single steps, with dQ under a condition, needs more registers.
 template <BackwardConfig config>
 __device__ __forceinline__ void run_step_pairs(const Warpgroup<config>& wg, unsigned a, Sums<config>& sums) {
   if (a == wg.end_step) return;
@@ -306,7 +314,7 @@ __device__ __forceinline__ void run_step_pairs(const Warpgroup<config>& wg, unsi
     run_second_step();
     typename KeyScores<config>::Tile St;
     const auto issue_next_S = [&] { await_step(wg, a + 2), issue_S(wg, a + 2, St, sums.bias); };
-    if constexpr (Shape<config>::skips_first_step) {  // without a mask that loses: warpgroups stay in step
+    if constexpr (Shape<config>::skips_first_step) {  // without a mask this loses: the warpgroups stay in step
       compute_dQ(wg, a, issue_next_S);                // S is issued while dQ is staged
     } else {
       compute_dQ(wg, a);
@@ -349,7 +357,8 @@ __device__ __forceinline__ void run_task(Warpgroup<config>& wg, Sums<config>& su
   if (wg.end_step != wg.first_step && owns(wg, wg.end_step - 1)) {
     if constexpr (!S::separate_dq) compute_dQ<true>(wg, wg.end_step - 1);
   } else {
-    if (S::separate_dq && wg.end_step == wg.first_step) await_all_threads(wg);  // neither steps nor keys to clean
+    // there was no step, and there are no keys to clean
+    if (S::separate_dq && wg.end_step == wg.first_step) await_all_threads(wg);
     release_keys(wg);
   }
   store_dKV(wg, sums.dK, sums.dV);
@@ -379,13 +388,14 @@ __device__ __forceinline__ void backward_sm90_two_warpgroups_kernel(const abi::A
   using S = Shape<config>;
   static_assert(S::warpgroups == 2);
   auto& shared = begin_block<config>();
-  const int warpgroup = ptx::shuffle(static_cast<int>(threadIdx.x) / wg_threads, 0);  // known to be the same in a warp
+  // a shuffle, so that the compiler knows it is uniform
+  const int warpgroup = ptx::shuffle(static_cast<int>(threadIdx.x) / wg_threads, 0);
   if (warpgroup == 0) {
     ptx::registers_decrease<S::load_registers>();
     load_and_send<config>(args, shared);
   } else {
     ptx::registers_increase<S::work_registers>();
-    if constexpr (config.mask_bits) ptx::griddepcontrol_wait();  // the words of the masks are ready
+    if constexpr (config.mask_bits) ptx::griddepcontrol_wait();  // the mask bits are complete
     Consumer<config> consumer{{args, shared, warpgroup - 1, wg_thread()}};
     run_tasks(consumer.wg, consumer.sums);
   }

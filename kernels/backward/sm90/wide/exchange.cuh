@@ -18,15 +18,16 @@ struct WideWarpgroup {
   using Storage = WideStorage<config>;
   static constexpr Type type = S::type;
   static constexpr int register_steps = 4 * Storage::register_chunks;
-  // P is not negative, unless it is times the slope of a program. Else its sign tells the other warpgroup what is dropped.
+  // P is not negative, unless it contains the slope of a program. So without a program, the sign of P tells the other
+  // warpgroup which scores are dropped.
   static constexpr bool dropped_are_negative = config.features.dropout && !config.features.score_program;
   static constexpr auto dropped = dropped_are_negative ? Math::Dropped::negative : Math::Dropped::marked;
 
   const AttentionArgs& args;
   Storage& shared;
   const int thread;         // in the warpgroup
-  unsigned tiles = 0;       // of keys before this task that had steps
-  unsigned first_step = 0;  // steps before this task
+  unsigned tiles = 0;       // tiles of keys that had steps, in earlier tasks
+  unsigned first_step = 0;  // steps of earlier tasks
 
   // -- tiles -------------------------------------------------------------------------------------------------------------
 
@@ -35,7 +36,7 @@ struct WideWarpgroup {
   __device__ __forceinline__ int stage_Q(int step) const { return state_Q(step).stage; }
   __device__ __forceinline__ int stage_dO(int step) const { return state_dO(step).stage; }
 
-  /// The part of K that is kept in registers, as the left operand of its products.
+  /// Loads the part of K that is kept in registers as the left operand of its products.
   __device__ __forceinline__ void load_K(const Task<config>& task, unsigned (&K)[tile::max(register_steps, 1)][4]) const {
     const auto rows = rows_of(task, args.K);
     const int lane = thread % 32;
@@ -64,7 +65,7 @@ struct WideWarpgroup {
     clear_next_sequence_rows<config>(shared.dO[state.stage], index, thread, task.sequence.len_q - task.q_begin_of(step));
     return shared.dO[state.stage];
   }
-  /// This warpgroup has read a tile for the last time.
+  /// Signals that this warpgroup has read a tile for the last time.
   __device__ __forceinline__ void release(ptx::Mbarrier& empty) const {
     if (thread == 0) ptx::mbarrier_arrive(empty);
   }
@@ -81,7 +82,7 @@ struct WideWarpgroup {
     const tile::Dropout dropout(args, sequence.batch_idx, head_idx);
     const bool all_visible = score.template all_visible<tile_rows, tile_rows>(q_begin, task.kv_begin) &&
                              !(S::next_sequence_rows && q_begin + tile_rows > score.len_q);
-    // As in Math::of_thread(), by which the compiler would choose other registers.
+    // The same as Math::of_thread(), with which the compiler would choose other registers.
     const int lane = thread % 32;
     use(Math{score,
              dropout,
@@ -101,8 +102,8 @@ struct WideWarpgroup {
     });
   }
 
-  // If the sign of P tells what is dropped, the warpgroup of dK needs no marks of it. A boolean mask is read while dP is in
-  // flight.
+  // If the sign of P tells which scores are dropped, the warpgroup of dK needs no marks for them. A boolean mask is
+  // read while dP is in flight.
   static constexpr bool asks_early = config.features.mask;
   __device__ __forceinline__ static void mark_gradients(const Math& math, typename Math::Marks& marks) {
     dropped_are_negative ? math.mark_hidden(marks) : math.mark(marks);
@@ -132,12 +133,12 @@ struct WideWarpgroup {
 
   // -- P -----------------------------------------------------------------------------------------------------------------
 
-  /// The stages of P start out empty.
+  /// Announces that all stages of P are empty.
   __device__ __forceinline__ static void announce_empty_P() {
     for (int stage = 0; stage < P_stages; ++stage)
       ptx::barrier_arrive(barrier_P_read + stage, wide_warpgroups * wg_threads);
   }
-  /// The last reads of P have been announced: no arrival may be left over.
+  /// Waits until the last reads of P have been announced: no arrival may be left over.
   __device__ __forceinline__ static void await_last_reads_of_P() {
 #pragma unroll 1
     for (int stage = 0; stage < P_stages; ++stage) ptx::barrier_sync(barrier_P_read + stage, wide_warpgroups * wg_threads);
@@ -150,11 +151,11 @@ struct WideWarpgroup {
     }
   }
 
-  /// P before dropout and with the slope of the soft cap and of the program, as dS needs it: each thread's registers to the
-  /// same thread of the other warpgroup.
+  /// Sends P as dS needs it (before dropout, with the slope of the soft cap and of the program): each thread's
+  /// registers go to the same thread of the other warpgroup.
   __device__ __forceinline__ void send_P(int step, const typename Math::Packed& P) const {
     const unsigned stage = (first_step + step) % P_stages;
-    // The other warpgroup has taken what was in the stage.
+    // The other warpgroup has read the stage's earlier contents.
     ptx::barrier_sync(barrier_P_read + stage, wide_warpgroups * wg_threads);
 #pragma unroll
     for (int part = 0; part < 4; ++part) {

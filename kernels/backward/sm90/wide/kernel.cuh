@@ -1,9 +1,10 @@
 #pragma once
 
-// dK and dV for sm_90 (Hopper), head dimensions from 136 to 256: both do not fit into one warpgroup's registers.
+// dK and dV for sm_90 (Hopper), head dimensions from 136 to 256. dK and dV together do not fit into one warpgroup's
+// registers.
 //
-// A work tile is 64 keys of one key head: K, in part in registers, and V stay with the block while it loops over the query
-// tiles (64 rows) of every query head of the group. Two warpgroups share the work of a step:
+// A work tile is 64 keys of one key head. V and K (a part of it in registers) stay with the block while it loops over
+// the query tiles (64 rows) of every query head of the group. Two warpgroups share the work of a step:
 //
 //     for each work tile: K, V -> shared
 //       for each step (query head, query tile):
@@ -11,10 +12,11 @@
 //         warpgroup 1, compute_dK:   dP^T = V dO^T    dS^T = P^T (dP^T - delta)     dK += dS^T Q
 //       dV, dK * scale -> global
 //
-// P goes from one to the other through shared memory, in the order of the registers. dQ is
-// backward/sm90/separate_dq/kernel.cuh's.
+// P goes from warpgroup 0 to warpgroup 1 through shared memory, in the order of the registers.
+// backward/sm90/separate_dq/kernel.cuh computes dQ.
 //
-// Each warpgroup issues the first product of a step before the last of the previous one, and computes while that runs.
+// Each warpgroup issues the first product of a step before the last product of the step before, and computes while that
+// one runs.
 //
 // Warps: of warpgroup 0 one lane loads K and Q, another V and dO (wide/storage.cuh). Warpgroup 1 computes dV, warpgroup 2
 // dK. Registers: 240 for dV (128 of them; S 32, P 16, K 32), 232 for dK (128; dP 32, dS 16, P 32). Shared memory: K
@@ -27,7 +29,7 @@
 
 namespace flash_attention {
 namespace backward_sm90 {
-/// Warpgroup 0: dV of a task.
+/// Warpgroup 0: computes dV of a task.
 template <BackwardConfig config>
 __device__ __forceinline__ void compute_dV(const WideWarpgroup<config, 0>& wg, const Task<config>& task) {
   using W = WideWarpgroup<config, 0>;
@@ -58,12 +60,12 @@ __device__ __forceinline__ void compute_dV(const WideWarpgroup<config, 0>& wg, c
   const auto issue_dV = [&](int step, int fresh) {
     issue_rows<S::type, S::width_v>(dV, P, wg.await_dO(task, step), fresh);
   };
-  // S becomes P while dV of the step before still reads P's registers, and is packed into them later.
+  // S becomes P while dV of the step before still reads P's registers, so P is packed into them later.
   typename Math::Tile weights;  // P as dV needs it
   typename Math::Marks marks;
-  // Where scores have a slope, dS needs P times it and dV needs P.
+  // If scores have a slope, dS needs P times the slope and dV needs P.
   constexpr bool has_slope = config.features.softcap || config.features.score_program;
-  // Without one, what dropout leaves of P follows from P and the marks: 32 registers fewer until it is packed.
+  // Without a slope, dropout is applied when P is packed, from P and the marks. Until then this saves 32 registers.
   constexpr bool drops_late = config.features.dropout && !has_slope;
   const auto make_P = [&](int step) {
     if (step + 1 == task.num_steps) wg.release(wg.shared.K_empty);
@@ -125,7 +127,7 @@ __device__ __forceinline__ void compute_dV(const WideWarpgroup<config, 0>& wg, c
   write_rows<S::type, config.head_dim_v>(wg.rows_of(task, wg.args.dV), dV, 1, wg.thread);
 }
 
-/// Warpgroup 1: dK of a task.
+/// Warpgroup 1: computes dK of a task.
 template <BackwardConfig config>
 __device__ __forceinline__ void compute_dK(const WideWarpgroup<config, 1>& wg, const Task<config>& task) {
   using W = WideWarpgroup<config, 1>;
@@ -142,7 +144,7 @@ __device__ __forceinline__ void compute_dK(const WideWarpgroup<config, 1>& wg, c
   const auto issue_dK = [&](int step, int fresh) {
     issue_rows<S::type, S::width>(dK, dS, wg.shared.Q[wg.stage_Q(step)], fresh);
   };
-  typename Math::Marks early;  // of the step whose dP is in flight, if a mask's bytes have to come
+  typename Math::Marks early;  // of the step whose dP is in flight, if a mask's bytes are loaded
   const auto ask = [&](int step) { wg.make_early_marks(task, step, early); };
   const auto make_dS = [&](int step) {
     wg.release(wg.shared.dO_empty[wg.stage_dO(step)]);
@@ -180,7 +182,7 @@ __device__ __forceinline__ void compute_dK(const WideWarpgroup<config, 1>& wg, c
         ptx::wgmma_pin(dK);
         ptx::wgmma_pin(dS);
         wg.release(wg.shared.Q_empty[wg.stage_Q(step - 1)]);
-      } else {  // with two stages of Q the other warpgroup waits for that one
+      } else {  // with two stages of Q the other warpgroup waits for this one
         issue_dK(step - 1, fresh);
         issue_dP(step, fresh);
         ptx::wgmma_wait<1>();  // dK is done: dS may be written and the stage filled; dP may still run
@@ -233,7 +235,7 @@ __device__ __forceinline__ void backward_sm90_wide_kernel(const abi::AttentionAr
   if (threadIdx.x == 0) shared.init();
   __syncthreads();  // all threads see the barriers
 
-  const int warpgroup = ptx::shuffle(static_cast<int>(threadIdx.x) / wg_threads, 0);  // known to be the same in a warp
+  const int warpgroup = ptx::shuffle(static_cast<int>(threadIdx.x) / wg_threads, 0);  // the compiler knows: uniform
   if (warpgroup == 0) {
     ptx::registers_decrease<32>();
     WideProducer<config> producer{args, shared};

@@ -1,6 +1,6 @@
 #pragma once
 
-// The shared memory of backward/sm90/wide/kernel.cuh, its tasks, and the two lanes that load: K and Q, V and dO.
+// For backward/sm90/wide/kernel.cuh: its shared memory, its tasks, and the two lanes that load (K and Q, V and dO).
 
 #include "backward/sm90/parts/producer.cuh"
 #include "backward/sm90/parts/products.cuh"
@@ -11,7 +11,7 @@ namespace flash_attention::backward_sm90 {
 constexpr int wide_warpgroups = 2;
 constexpr int P_stages = 2;
 
-/// Followed by one for each stage of P.
+/// Each is the first of one for each stage of P.
 enum WideBarrier : int { barrier_P_written = 1, barrier_P_read = 3 };
 
 template <BackwardConfig config>
@@ -60,7 +60,7 @@ __device__ __forceinline__ Task<config> key_task(const AttentionArgs& args, int 
   return task;
 }
 
-/// The loads of one lane. Another loads V and dO.
+/// The loads of one lane. Another lane loads V and dO.
 template <BackwardConfig config>
 struct WideProducer {
   using S = Shape<config>;
@@ -71,10 +71,10 @@ struct WideProducer {
   unsigned tiles = 0;  // of K or V so far
   unsigned steps = 0;
 
-  /// K, then Q and the statistics of every step.
+  /// Loads K, then Q and the statistics of every step.
   __device__ __forceinline__ void load_K_Q(const Task<config>& task) {
     if (task.num_steps == 0) return;
-    ptx::mbarrier_wait(shared.K_empty, (tiles++ & 1) ^ 1);  // the last product with the task before's K is done
+    ptx::mbarrier_wait(shared.K_empty, (tiles++ & 1) ^ 1);  // the last product with K of the task before is done
     load_keys(shared.K, shared.K_full, args.maps[map_K], task, Storage::register_chunks);
     for_each_step(task, [&](int head_idx, int q_begin) {
       const PipelineState<S::stages> state(steps++);
@@ -90,10 +90,10 @@ struct WideProducer {
     });
   }
 
-  /// V, then dO of every step.
+  /// Loads V, then dO of every step.
   __device__ __forceinline__ void load_V_dO(const Task<config>& task) {
     if (task.num_steps == 0) return;
-    ptx::mbarrier_wait(shared.V_empty, (tiles++ & 1) ^ 1);  // the last product with the task before's V is done
+    ptx::mbarrier_wait(shared.V_empty, (tiles++ & 1) ^ 1);  // the last product with V of the task before is done
     load_keys(shared.V, shared.V_full, args.maps[map_V], task, 0);
     for_each_step(task, [&](int head_idx, int q_begin) {
       const PipelineState<Storage::stages_dO> state(steps++);
