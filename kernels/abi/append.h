@@ -1,6 +1,6 @@
 #pragma once
 
-// Configuration and parameter of decode/append. Plain data, the same on host and device.
+// Configuration and parameters of decode/append. Plain data, the same on host and device.
 
 #include "abi/args.h"
 #include "abi/config.h"
@@ -22,12 +22,12 @@ struct AppendConfig {
   bool k_norm = false;
   bool plus_one = false;  // a norm's factor is 1 + weight
   bool angles = false;    // angle_positions has the angle of each token
-  bool sections = false;  // and pairs are divided among its rows
+  bool sections = false;  // pairs are divided among the rows of angle_positions
   bool sections_interleaved = false;
   bool in_rows = false;  // k goes to its own row of K_cache, there is no v, and rows of no sequence become 0
   bool paged = false;
   bool scales = false;        // of an 8-bit cache
-  bool token_scales = false;  // which are made here
+  bool token_scales = false;  // for each row, computed here
 };
 
 struct AppendArgs {
@@ -48,10 +48,10 @@ struct AppendArgs {
   long long page_table_stride;
 
   const int* angle_positions;  // [sections, tokens] or null
-  const void* q_weight;        // [head_dim] or null: of the norms
+  const void* q_weight;        // weights of the norms: [head_dim] or null
   const void* k_weight;
 
-  long long tokens_q;  // what the grid loops over: queries first, then keys, then values
+  long long tokens_q;  // the grid loops over these: queries first, then keys, then values
   long long tokens_new;
   int page_size;
   int num_pages;
@@ -62,21 +62,21 @@ struct AppendArgs {
   int heads_q;
   int heads_kv;
   int rotary_positions;
-  int one_query;      // all queries of a sequence have the angle of the first
+  int one_query;      // all queries of a sequence have the angle of its first query
   int heads_of_task;  // heads of a token that a warp takes
   int angle_sections;
   int sections[4];  // pairs of each section
   float norm_eps;
 };
 
-// decode/append_gradient: of rows that have been normalised and rotated (AppendConfig::in_rows).
+// decode/append_gradient: gradients of rows that have been normalised and rotated (AppendConfig::in_rows).
 struct AppendGradientArgs {
-  AppendArgs rows;    // as the call had them: Q and K are read for the norms alone
-  TensorView dQ_out;  // the gradients that are given
+  AppendArgs rows;    // those of the call; Q and K are read only if they have norms
+  TensorView dQ_out;  // the given gradients
   TensorView dK_out;
   TensorView dQ;
   TensorView dK;
-  float* q_weight_sums;  // [blocks, head_dim], what each block has summed; null: no gradient of a weight is wanted
+  float* q_weight_sums;  // [blocks, head_dim], the sums of each block; null: no gradient of a weight is wanted
   float* k_weight_sums;
   float* dq_weight;  // [head_dim]
   float* dk_weight;
@@ -86,9 +86,9 @@ struct AppendGradientArgs {
 /// Threads of a block.
 constexpr int append_threads = 128;
 constexpr int append_weights_threads = 512;
-constexpr int most_append_gradient_blocks = 1056;  // what the GPUs of today hold at once
+constexpr int most_append_gradient_blocks = 1056;  // as many as GPUs of today run at the same time
 
-/// Warps that a token's heads take.
+/// Warps that share a token's heads.
 constexpr int append_tasks(int heads, int heads_of_task) { return (heads + heads_of_task - 1) / heads_of_task; }
 
 constexpr long long append_blocks(const AppendConfig& config, const AppendArgs& args) {

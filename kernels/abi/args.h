@@ -28,7 +28,8 @@ struct ScoreView {
   long long q_stride;
 };
 
-/// Scales of 8-bit Q, K and V; a stride of 0 shares one. Those of rows follow the rows: their pages, places and heads.
+/// Scales of 8-bit Q, K and V. A stride of 0 shares one scale. Scales of rows have the pages, places and heads of their
+/// rows.
 struct ScaleView {
   const float* data;
   long long batch_stride;
@@ -37,7 +38,7 @@ struct ScaleView {
 };
 
 struct AttentionArgs {
-  TensorMap maps[8];  // TMA kernels only; each kernel says which tensor is where
+  TensorMap maps[8];  // TMA kernels only; abi/tensor_maps.h names them
 
   TensorView Q, K, V, O;
   TensorView dO, dQ, dK, dV;  // backward
@@ -64,7 +65,7 @@ struct AttentionArgs {
   ScaleView K_scale, V_scale;
 
   void* dbias;                   // dense [batch|1, heads_q|1, seq_q|1, seq_kv] or null
-  long long dbias_batch_stride;  // 0 where bias broadcasts
+  long long dbias_batch_stride;  // 0 if bias broadcasts
   long long dbias_head_stride;
   long long dbias_q_stride;
   float* dsink;  // [heads_q] or null
@@ -73,7 +74,7 @@ struct AttentionArgs {
   long long workspace_offsets[max_regions];  // bytes; abi/workspace.h has their names
 
   int batch;
-  int seq_q;  // the longest, in a packed problem
+  int seq_q;  // the longest sequence, if packed
   int seq_kv;
   int heads_q;
   int heads_kv;
@@ -82,7 +83,7 @@ struct AttentionArgs {
   int total_kv;
   int num_splits;
 
-  int window_left;  // meaningful where Features says so
+  int window_left;  // meaningful if Features says so
   int window_right;
   float scale;
   float softcap;
@@ -105,13 +106,13 @@ struct AttentionArgs {
 
   ProgramArgs program;
 
-  unsigned* repairs;  // forward/sm90 adds the tiles it does again; may be null
+  unsigned* repairs;  // forward/sm90 adds the number of tiles that it repeats; may be null
 
-  ScaleView Q_scale;  // of (sequence, key head) or of all
+  ScaleView Q_scale;  // one for each sequence and key head, or one for all
 
-  int chunk;  // positions that see each other; meaningful where Features says so
+  int chunk;  // positions that see each other; meaningful if Features says so
 
-  // Lists of keys; meaningful where Features says so.
+  // Lists of keys; meaningful if Features says so.
   const int* key_list;    // [batch, rows of lists, list_heads, list_entries], packed [total_q, list_heads, list_entries]
   const int* key_counts;  // the same without the last axis; may be null
   int list_entries;
@@ -124,10 +125,10 @@ struct AttentionArgs {
   float* entropy;          // layout of lse
   const float* dkey_mass;  // backward: layout of key_mass
   const float* dentropy;   // backward: layout of lse
-  // A bit mask; meaningful where Features says so.
+  // A bit mask; meaningful if Features says so.
   const unsigned char* bit_mask;
   const int* bit_offsets;       // [batch + 1], in bytes
-  int bit_row_bytes;            // of drafts: from a query to the next
+  int bit_row_bytes;            // of drafts: bytes from a query to the next
   const int* sequence_windows;  // [batch, 2], left and right; negative: no bound
 };
 

@@ -1,43 +1,43 @@
 #pragma once
 
-// How decode/sm80 fills its shared memory and its workspace: what the planner must reserve is what the kernel uses. Plain
-// constexpr arithmetic on a configuration, the same on host and device.
+// How decode/sm80 fills its shared memory and its workspace. The planner reserves what these functions return, and the
+// kernel uses it. Plain constexpr arithmetic on a configuration, the same on host and device.
 
 #include "abi/config.h"
 
 namespace flash_attention::abi {
 
-/// block_q rows of a key head: query token t of the head's query head g is row t * group + g. A warp of tensor cores takes
-/// 16 rows; with fewer the rest of its tile is empty.
+/// A tile has block_q rows of a key head: query token t of the head's query head g is row t * group + g. A warp of
+/// tensor cores has 16 rows; if block_q is smaller, the rest of its tile is empty.
 struct DecodeLayout {
   int row_warps;      // warps side by side along the rows
-  int column_warps;   // along the columns of O: those of wide heads do not fit in the registers of one
-  int key_warps;      // and along the keys: each has its own running maximum
-  int tile_warps;     // of those, the ones that share a tile; the others have the next one
+  int column_warps;   // warps along the columns of O: wide heads do not fit in the registers of one warp
+  int key_warps;      // warps along the keys: each has its own running maximum
+  int tile_warps;     // of key_warps, those that share a tile; the others have the next tile
   int warp_rows;      // rows of a warp that can exist
   int merge_columns;  // columns of O that the warps exchange at a time
   int stage_bytes;    // a tile of K and one of V, or of both, and the scales of their rows
   int q_bytes;
   int merge_bytes;
-  int order_bytes;  // what the warps exchange within a tile, where the order of sums is fixed
+  int order_bytes;  // memory that warps exchange within a tile, if the order of sums is fixed
   int shared_bytes;
 
   static constexpr int panels(int columns) { return (columns + 63) / 64; }  // tile::SwizzledTile
-  /// Columns of a row of K or V as the products take them: steps of 16, two at a time where they are of 8 bits.
+  /// Columns of a row of K or V as the products take them: steps of 16, two at a time if elements have 8 bits.
   static constexpr int columns_of(const ForwardConfig& config, int dim) {
     const int unit = is_narrow(key_type(config.features)) ? 32 : 16;
     return (dim + unit - 1) / unit * unit;
   }
-  /// The same in units of 16 bits, in which shared memory counts.
+  /// The same in units of 16 bits, in which shared memory is counted.
   static constexpr int stored_columns(const ForwardConfig& config, int dim) {
     return columns_of(config, dim) / (is_narrow(key_type(config.features)) ? 2 : 1);
   }
   static constexpr int min(int a, int b) { return a < b ? a : b; }
-  /// In the fixed order: columns of a row that is exchanged. All at once.
+  /// In the fixed order: columns of a row that is exchanged. All columns are exchanged together.
   static constexpr int columns_in_order(const ForwardConfig& config) { return panels(config.head_dim_v) * 64; }
 
   static constexpr bool splits_columns(const ForwardConfig& config) { return config.head_dim_v > 256; }
-  /// Columns of O of a warp; where two share a row, whole panels of V.
+  /// Columns of O of a warp. If two warps share a row, whole panels of V.
   static constexpr int value_columns(const ForwardConfig& config) {
     if (!splits_columns(config)) return columns_of(config, config.head_dim_v);
     const int panel = is_narrow(key_type(config.features)) ? 128 : 64;
@@ -48,7 +48,8 @@ struct DecodeLayout {
     const int all = value_columns(config) * (splits_columns(config) ? 2 : 1);
     return is_narrow(key_type(config.features)) ? all / 2 : all;
   }
-  /// Columns of a row of K, too: latent keys begin with their values, and with what warps take for columns of V.
+  /// Columns of a row of K in shared memory. Latent keys begin with their values, so they have room for the columns of
+  /// V, too.
   static constexpr int stored_key_columns(const ForwardConfig& config) {
     const int own = stored_columns(config, config.head_dim), values = stored_value_columns(config);
     return config.features.latent && values > own ? values : own;
@@ -56,8 +57,8 @@ struct DecodeLayout {
   static constexpr int stage_panels(const ForwardConfig& config) {
     return panels(stored_key_columns(config)) + (config.features.latent ? 0 : panels(stored_value_columns(config)));
   }
-  /// Columns of O that the warps exchange at a time, in memory for 64 columns of each warp. Those that share rows write one
-  /// after the other.
+  /// Columns of O that the warps exchange at a time, in memory for 64 columns of each warp. Warps that share rows write
+  /// one after the other.
   static constexpr int exchanged_columns(const ForwardConfig& config, int warp_rows) {
     if (splits_columns(config)) return value_columns(config) % 128 == 0 ? 128 : 64;
     return min(panels(config.head_dim_v) * 64, warp_rows == 8 && !config.producer_warp ? 128 : 64);
@@ -74,37 +75,37 @@ struct DecodeLayout {
                     (config.features.token_scales ? config.block_kv * 8 : 0)),
         q_bytes(row_warps * 16 * 128 * panels(config.head_dim)),
         merge_bytes(has_fixed_order(config)
-                        ? 16 * (columns_in_order(config) + 4) * 4  // 4: so that rows begin in other banks
+                        ? 16 * (columns_in_order(config) + 4) * 4  // 4: so that rows begin in different banks
                         : config.num_warps * warp_rows * ((column_warps > 1 ? 64 : merge_columns) + 4) * 4),
-        // For each 16 keys P as an operand and sums; for each warp maxima of 16 rows.
+        // For each 16 keys, P as an operand and its sums; for each warp, maxima of 16 rows.
         order_bytes(has_fixed_order(config) ? config.block_kv / 16 * (512 + 256) + config.num_warps * 64 : 0),
         shared_bytes(config.num_stages * stage_bytes + q_bytes + (merge_bytes + order_bytes + 1023) / 1024 * 1024 +
                      2048) {}  // statistics and a flag
 };
 
-/// Whether all items have the same tiles of keys, which the host knows, too.
+/// Whether all items have the same tiles of keys, so that the host knows them, too.
 constexpr bool decode_items_are_alike(const Features& features) {
   if (features.key_list) return !features.packed;  // as many as a list has entries
   return !features.packed && !features.seqused_q && !features.seqused_kv && !features.key_lengths &&
          !features.left_padding && !features.window_left && !features.window_right;
 }
 
-/// Blocks that an SM holds at a time.
+/// Blocks that an SM runs at the same time.
 constexpr int decode_blocks_per_sm(const ForwardConfig& config, int shared_limit) {
   return config.num_warps <= 4 && 2 * DecodeLayout(config).shared_bytes <= shared_limit ? 2 : 1;
 }
 
-/// Whether the blocks of an item are a cluster, which merges its parts in shared memory.
+/// Whether the blocks of an item form a cluster, which merges the item's parts in shared memory.
 constexpr bool decode_has_clusters(const ForwardConfig& config) { return config.item_blocks > 1 && config.producer_warp; }
 
-/// decode/sm90: a warpgroup loads, though one warp would do. The registers of nine warps are those of twelve (each quarter
-/// of an SM has its own), and only a whole warpgroup can hand them to the consumers.
+/// decode/sm90: a whole warpgroup loads, though one warp would be enough. Registers are allotted by quarters of an SM,
+/// so nine warps take as many as twelve, and only a whole warpgroup can pass its registers to the consumers.
 constexpr int decode_producer_threads = 128;
 constexpr int decode_threads(const ForwardConfig& config) {
   return 32 * config.num_warps + (config.producer_warp ? decode_producer_threads : 0);
 }
 
-/// Registers of a thread, when the producers have given theirs; 0 where no thread needs them.
+/// Registers of a thread after the producers have given up theirs; 0 if no registers are moved.
 struct DecodeRegisters {
   int producer = 0;
   int consumer = 0;
@@ -118,20 +119,21 @@ struct DecodeRegisters {
   }
 };
 
-/// Parts that an item may have where they are one for each block of a grid that shares it.
+/// The most parts of an item, if each block of the grid that shares it has one.
 constexpr int decode_max_blocks = 512;
 
-/// Factors of parts that a warp keeps in shared memory. In the fixed order it keeps those of 32 in registers.
+/// Factors of parts that a warp keeps in shared memory. In the fixed order it keeps factors of 32 parts in registers
+/// instead.
 constexpr int decode_max_factors(const ForwardConfig& config) { return has_fixed_order(config) ? 1 : decode_max_blocks; }
 
-/// Splits of an item, at most, where they are fixed.
+/// The most splits of an item, if they are fixed.
 constexpr long long decode_splits(const ForwardConfig& config, long long seq_kv) {
   const long long keys = static_cast<long long>(config.split_tiles) * config.block_kv;
   return (seq_kv + keys - 1) / keys;
 }
 
-/// A part of an item's result: block_q rows (where splits are fixed, as many as there can be) of head_dim_v floats, then of
-/// two statistics.
+/// Bytes of a part of an item's result: block_q rows (with fixed splits, as many rows as can exist) of head_dim_v
+/// floats and two statistics.
 constexpr long long decode_part_bytes(const ForwardConfig& config, int rows) {
   return static_cast<long long>(rows) * (config.head_dim_v + 2) * 4;
 }

@@ -1,7 +1,7 @@
 #pragma once
 
-// How forward/sm90 fills its shared memory: what the planner must reserve is what the kernel uses. Plain constexpr
-// arithmetic on a configuration, the same on host and device.
+// How forward/sm90 fills its shared memory. The planner reserves what these functions return, and the kernel uses it.
+// Plain constexpr arithmetic on a configuration, the same on host and device.
 
 #include "abi/config.h"
 #include "abi/wide_stage.h"
@@ -16,15 +16,15 @@ struct ForwardSm90Layout {
 
 constexpr int forward_sm90_max_shared_bytes = 232448;
 
-/// With wider heads than this, two warpgroups share 64 rows: each has half of O's columns
+/// Whether heads are so wide that two warpgroups share 64 rows, with half of O's columns each
 /// (kernels/forward/sm90/wide_loop.cuh).
 constexpr bool forward_sm90_is_wide(int head_dim, int head_dim_v) { return head_dim > 256 || head_dim_v > 256; }
 
-/// Such a block's K and V come in stages of 16 KiB: 64 columns of its 128 keys, then all columns of some keys.
+/// K and V of wide heads are in stages of 16 KiB: 64 columns of 128 keys of K, or all columns of some keys of V.
 constexpr int forward_sm90_wide_keys = 128;
 constexpr int forward_sm90_wide_stage_bytes = 64 * 2 * forward_sm90_wide_keys;
 
-/// Blocks of a cluster: two with 64 queries each have the same keys, and each loads half of them for both.
+/// Blocks of a cluster: two blocks with 64 queries each have the same keys, and each loads half of them for both.
 constexpr int forward_sm90_cluster(int head_dim, int head_dim_v, int block_q) {
   return forward_sm90_is_wide(head_dim, head_dim_v) ? block_q / 64 : 1;
 }
@@ -34,24 +34,25 @@ constexpr int forward_sm90_value_rows(int head_dim, int head_dim_v, int block_kv
   return forward_sm90_is_wide(head_dim, head_dim_v) ? wide_stage_rows(head_dim_v) : block_kv;
 }
 
-/// Blocks of one warpgroup share an SM: two, or three where the head dimension leaves them enough registers.
+/// Blocks of one warpgroup share an SM: two, or three if the head dimension leaves them enough registers.
 constexpr int forward_sm90_blocks_per_sm(const ForwardConfig& config) {
   if (config.block_q > 64 || forward_sm90_is_wide(config.head_dim, config.head_dim_v)) return 1;
   return config.head_dim <= 64 && config.head_dim_v <= 64 && config.block_kv <= 64 ? 3 : 2;
 }
 
-/// Warpgroups that attend: two share the rows of wide heads.
+/// Warpgroups that attend. With wide heads two share the rows.
 constexpr int forward_sm90_warpgroups(const ForwardConfig& config) {
   return forward_sm90_is_wide(config.head_dim, config.head_dim_v) ? 2 : config.block_q / 64;
 }
 
-/// Whether three blocks share an SM, and use all registers that each has.
+/// Whether three blocks share an SM and use all of its registers.
 constexpr bool forward_sm90_is_crowded(const ForwardConfig& config) {
   return forward_sm90_blocks_per_sm(config) == 3 && config.head_dim > 32 && config.head_dim_v > 32;
 }
 
-/// Registers of a thread. What the producer warpgroup gives up, the others take. A thread enters with 168 registers where
-/// two warpgroups attend, with 128 where three do or where two blocks share an SM, with 80 where three blocks do.
+/// Registers of a thread. The other warpgroups take the registers that the producer warpgroup gives up. A thread enters
+/// with 168 registers if two warpgroups attend, with 128 if three attend or if two blocks share an SM, with 80 if three
+/// blocks share it.
 struct ForwardSm90Registers {
   int load = 40;
   int attend = 232;
@@ -60,7 +61,8 @@ constexpr ForwardSm90Registers forward_sm90_registers(const ForwardConfig& confi
   const MaskWords words = config.loop.mask_words;
   const int warpgroups = forward_sm90_warpgroups(config), blocks = forward_sm90_blocks_per_sm(config);
   ForwardSm90Registers registers;
-  // Warps that make words of a mask need more than one that loads, one that follows a list more than one that counts.
+  // Warps that make words of a mask need more registers than one that loads; one that follows a list needs more than
+  // one that counts.
   if (words == MaskWords::own) {
     registers.load = 88;
   } else if (config.features.precomputed_mask_bits) {
@@ -82,37 +84,39 @@ constexpr ForwardSm90Registers forward_sm90_registers(const ForwardConfig& confi
   return registers;
 }
 
-/// Tiles that a block remembers, to do them again; of those taken by a counter it also remembers which they were, and takes
-/// no more of them. Next to lists of blocks and words of masks there is little room.
+/// Tiles that a block remembers in order to repeat them. If tiles are claimed by a counter, the block also remembers
+/// which ones they were, and claims no more than that. Lists of blocks and words of masks leave little room.
 constexpr int forward_sm90_tiles_kept(const ForwardConfig& config) {
   return config.features.has_tile_map() && !forward_sm90_is_wide(config.head_dim, config.head_dim_v) ? 64 : 256;
 }
 
-/// Where the keys of row tiles are split: groups of 64 rows of each head, as many as tiles of 128 rows have.
+/// If the keys of row tiles are split: groups of 64 rows of each head, as many as tiles of 128 rows have.
 constexpr int forward_sm90_part_groups(int seq_q) { return (seq_q + 127) / 128 * 2; }
 
-/// In the fixed order: what a thread keeps of the segments so far, its part of 64 rows of O, and of two rows maximum and sum.
+/// In the fixed order: floats that a thread keeps of the segments so far, which are its part of 64 rows of O, and
+/// maximum and sum of two rows.
 constexpr int forward_sm90_total_floats(int head_dim_v) { return (head_dim_v + 31) / 32 * 16 + 4; }
 
-/// With two tiles of Q and a whole tile of O nothing waits at the end of a tile. Where that does not fit there is one tile
-/// of Q, then half a tile of O that is filled and stored twice.
+/// With two tiles of Q and a whole tile of O nothing waits at the end of a tile. If that does not fit there is only one
+/// tile of Q; if that does not fit either, half a tile of O, which is filled and stored twice.
 constexpr ForwardSm90Layout forward_sm90_layout(const ForwardConfig& config) {
   const int chunk_bytes = 64 * 2;  // of a row
   const int chunks = (config.head_dim + 63) / 64, chunks_v = (config.head_dim_v + 63) / 64;
   if (forward_sm90_is_wide(config.head_dim, config.head_dim_v)) {
-    const int tiles = 64 * (chunks + 4) * chunk_bytes;  // Q; two P, which O passes through, too
+    const int tiles = 64 * (chunks + 4) * chunk_bytes;  // Q; two P, of which one also holds O
     return {1, 2, tiles + config.num_stages * forward_sm90_wide_stage_bytes + 2048};
   }
   const int bias_bytes = config.bias_stages * config.block_q * config.block_kv * 2;
   const int kv_bytes = config.num_stages * config.block_kv * (chunks + chunks_v) * chunk_bytes + bias_bytes;
   const int q_bytes = config.block_q * chunks * chunk_bytes;
   const int o_chunk_bytes = config.block_q * chunk_bytes;
-  // An SM has 228 KiB, and keeps 1 KiB of each block for itself.
+  // An SM has 228 KiB, and reserves 1 KiB for each block.
   const int limit = 233472 / forward_sm90_blocks_per_sm(config) / 1024 * 1024 - 1024;
   const int mask_bytes = config.loop.mask_words == MaskWords::own ? config.block_q * config.block_kv / 8 : 0;
   const bool many_marks = config.dynamic_scheduler && config.loop.mask_words == MaskWords::none;
   const bool many_barriers = config.bias_stages > 0 && config.block_q > 128 && !config.features.has_tile_map();
-  const int tail_bytes = mask_bytes + (many_marks || many_barriers ? 2048 : 1024);  // barriers and marks, behind the tiles
+  // barriers and marks, after the tiles
+  const int tail_bytes = mask_bytes + (many_marks || many_barriers ? 2048 : 1024);
   const int spare = limit - tail_bytes - kv_bytes;
   const int q_stages = spare >= 2 * q_bytes + chunks_v * o_chunk_bytes ? 2 : 1;
   const int o_chunks = spare >= q_stages * q_bytes + chunks_v * o_chunk_bytes ? chunks_v : (chunks_v + 1) / 2;

@@ -1,12 +1,12 @@
 #pragma once
 
-// Interval arithmetic for mask programs: what an operation can give where its arguments are in intervals. Host and device
-// share it: the CPU and the kernels ask which tiles are hidden or full. Every interval holds all results that can occur,
-// and may hold more. Plain functions: no includes.
+// Interval arithmetic for mask programs: the results that an operation can have if its arguments are in intervals. CPU
+// and kernels use it to find tiles that are hidden or full. An interval contains all results that can occur, and may
+// contain more. Plain functions: no includes.
 
 namespace flash_attention::abi::interval {
 
-/// Ints. Results that would leave 32 bits go round there, so nothing is known of them.
+/// Ints. If a result could leave 32 bits it would wrap around, so then nothing is known.
 struct Ints {
   long long lo, hi;
 };
@@ -17,7 +17,7 @@ struct Reals {
   bool may_be_nan;  // in addition to lo .. hi
 };
 
-/// Bools: which of both can occur.
+/// Bools: which of the two values can occur.
 struct Bools {
   bool can_be_true, can_be_false;
 };
@@ -63,7 +63,7 @@ constexpr Ints abs(Ints x) {
 }
 constexpr Ints min(Ints x, Ints y) { return {less(x.lo, y.lo), less(x.hi, y.hi)}; }
 constexpr Ints max(Ints x, Ints y) { return {more(x.lo, y.lo), more(x.hi, y.hi)}; }
-/// Of 32-bit numbers, as all bounds are: a GPU divides 64 bits in some hundred instructions.
+/// For 32-bit numbers, as all bounds are: a 64-bit division takes a GPU some hundred instructions.
 constexpr long long floor_quotient(long long x, long long y) {
   if (y == -1) return -x;
   const int from = static_cast<int>(x), by = static_cast<int>(y), quotient = from / by;
@@ -93,7 +93,7 @@ constexpr Ints logical_or(Ints, Ints) { return any_int(); }
 constexpr Ints logical_xor(Ints, Ints) { return any_int(); }
 constexpr Ints logical_not(Ints x) { return {-1 - x.hi, -1 - x.lo}; }
 
-// floats: an operation may round, so its bounds give way a little
+// floats: an operation may round, so its bounds are widened a little
 
 constexpr Reals rounded(double lo, double hi, bool may_be_nan) {
   const double far = 3e38, slack = 1e-6;
@@ -172,10 +172,10 @@ constexpr T where(Bools condition, T yes, T no) {
   return condition.can_be_true ? either(yes, no) : no;
 }
 
-// pieces: a remainder takes all values where it goes round inside of a tile, and nothing follows. Between the multiples of
-// its period it does not.
+// pieces: if a remainder wraps around inside of a tile, it takes all values, and nothing follows. Between multiples of
+// its period it does not wrap, so a tile is cut there.
 
-/// The period of two together; 0: none.
+/// The common period of two; 0: none.
 constexpr int common_period(int x, int y) {
   if (y <= 0) return x;
   while (x > 0) {
@@ -194,7 +194,8 @@ constexpr long long num_pieces(int begin, int end, int period) {
 }
 constexpr int max_pieces = 64;
 
-/// seen(i_begin, i_end, j_begin, j_end) of a tile, and of its pieces where it says neither always nor never.
+/// seen(i_begin, i_end, j_begin, j_end) of a tile. If that is neither always nor never, it is evaluated for the pieces
+/// of the tile.
 template <class Seen>
 constexpr Bools in_pieces(int i_begin, int i_end, int j_begin, int j_end, int i_period, int j_period, Seen seen) {
   const Bools whole = seen(i_begin, i_end, j_begin, j_end);

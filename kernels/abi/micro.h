@@ -1,6 +1,6 @@
 #pragma once
 
-// What a micro-benchmark (kernels/micro) is compiled for. Plain data: no includes, the same on host and device.
+// The configuration of a micro-benchmark (kernels/micro). Plain data: no includes, the same on host and device.
 
 namespace flash_attention::abi {
 
@@ -8,7 +8,7 @@ struct MicroConfig {
   int warpgroups = 1;      // of 128 threads, in a block
   int n = 64;              // wgmma: columns of a product
   bool registers = false;  // wgmma: A from registers instead of shared memory; reduce: red.v4 instead of bulk copies
-  int polynomials = 0;     // exp2: of 8 exponentials so many by FMA instead of the special function unit
+  int polynomials = 0;     // exp2: how many of 8 exponentials use FMA instead of the special function unit
   bool named = false;      // handoff: named barriers instead of mbarriers
 };
 

@@ -1,13 +1,13 @@
 #pragma once
 
-// Which tensor map is where in AttentionArgs::maps: the planner describes the maps (src/plan/tensor_maps.h), a launch fills
-// in addresses, the kernel reads them by these names. Plain data: no includes, the same on host and device.
+// The places of tensor maps in AttentionArgs::maps. The planner describes the maps (src/plan/tensor_maps.h), a launch
+// fills in addresses, and the kernel reads them by these names. Plain data: no includes, the same on host and device.
 
 namespace flash_attention::abi {
 
-/// Each is [head_dim, rows, heads, batch] with boxes of 64 columns (128 bytes). With pages K and V are [head_dim,
-/// page_size, heads, pages]. V of wide heads is [64, rows, head_dim / 64, heads, batch] where it can be. The bias is
-/// [seq_kv, seq_q, heads or 1, batch or 1] with boxes of 64 keys, or all of a block, and 64 queries.
+/// Each map is [head_dim, rows, heads, batch] with boxes of 64 columns (128 bytes). With pages the maps of K and V are
+/// [head_dim, page_size, heads, pages]. V of wide heads is [64, rows, head_dim / 64, heads, batch] if possible. The
+/// bias is [seq_kv, seq_q, heads or 1, batch or 1] with boxes of 64 queries and 64 keys, or all keys of a block.
 namespace forward_sm90_maps {
 enum Map : int { map_Q = 0, map_K = 1, map_V = 2, map_O = 3, map_bias = 4 };
 }
@@ -17,9 +17,9 @@ namespace forward_sm90_fp8_maps {
 enum Map : int { map_Q = 0, map_K = 1, map_V = 2, map_O = 3 };
 }
 
-/// Each is [head_dim, rows, heads, batch] with boxes of 64 rows of 64 columns (128 bytes). Heads wider than 256 have more,
-/// with boxes of few rows: all columns where they are whole chunks of 64, else 64. That of biases is [seq_kv, seq_q, heads
-/// or 1, batch or 1], in boxes of 64 queries and 64 keys.
+/// Each map is [head_dim, rows, heads, batch] with boxes of 64 rows of 64 columns (128 bytes). Heads wider than 256
+/// have additional maps with boxes of few rows: all columns if they are whole chunks of 64, otherwise 64. The map of
+/// biases is [seq_kv, seq_q, heads or 1, batch or 1], in boxes of 64 queries and 64 keys.
 namespace backward_sm90_maps {
 enum Map : int {
   map_Q = 0,
@@ -33,13 +33,13 @@ enum Map : int {
 };
 }
 
-/// Rows of sequences, or of pages. Elements of 8 bits go in pairs.
+/// Rows of sequences, or of pages. Elements of 8 bits are counted in pairs.
 namespace decode_sm90_maps {
 enum Map : int { decode_map_K = 0, decode_map_V = 1 };
 }
 
-/// The values, [64, rows, 8, heads, batch or pages] in boxes of 4 panels of a KV block, and the key's own columns, [64,
-/// rows, heads, batch or pages].
+/// The values are [64, rows, 8, heads, batch or pages] in boxes of 4 panels of a KV block. The key's own columns are
+/// [64, rows, heads, batch or pages].
 namespace mla_maps {
 enum Map : int { map_values = 0, map_own = 1 };
 }

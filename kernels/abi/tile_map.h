@@ -1,36 +1,36 @@
 #pragma once
 
-// Which tiles of 64 queries and 64 keys the masks show, on a GPU: made by mask/tile_map.cuh before a kernel begins, read by
-// tile/tile_map.cuh. Two bits a tile, 32 tiles of keys to a pair of words. One granularity for every kernel and pass. It is
-// the region SharedRegion::masks of the workspace.
+// The map of tiles: which tiles of 64 queries and 64 keys the masks show, on a GPU. mask/tile_map.cuh makes it before a
+// kernel begins, tile/tile_map.cuh reads it. It has two bits a tile, and a pair of words for 32 tiles of keys. Every
+// kernel and pass has the same tiles. It is the region SharedRegion::masks of the workspace.
 
 #include "abi/config.h"
 #include "abi/key_bounds.h"
 
 namespace flash_attention::abi {
 
-/// Bit u: of the tile of keys number u. Tiles that are not there are 0 in both.
+/// Bit u belongs to tile number u of the keys. Tiles that do not exist are 0 in both words.
 struct TileWords {
   unsigned seen;  // some pair is visible
-  unsigned full;  // all are
+  unsigned full;  // all pairs are visible
 };
 
 /// Words of a row of tiles.
 constexpr int map_words(long long seq_kv) { return static_cast<int>((seq_kv + 32 * mask_unit - 1) / (32 * mask_unit)); }
 
-/// How words come from the bytes of a boolean mask, where the launch of the map makes words.
+/// How words are made from the bytes of a boolean mask, if the launch of the map makes words.
 enum class MapBytes : int {
-  none,    // they do not
-  beside,  // with other masks
-  alone    // the boolean mask is by itself
+  none,    // there are none
+  beside,  // together with other masks
+  alone    // the boolean mask is the only mask
 };
 constexpr MapBytes map_bytes(const Features& features, bool makes_words) {
   if (!features.mask || !makes_words) return MapBytes::none;
   return features.has_mask_data() ? MapBytes::beside : MapBytes::alone;
 }
 
-/// Rows of tiles that a block of mask/tile_map.cuh takes: those of a byte of a column. Where it makes words of masks fewer,
-/// if all SMs would not have one else; of a boolean mask those of a tile of the kernel, or one.
+/// The most rows of tiles that a block of mask/tile_map.cuh takes: those of one byte of a column. If it makes words of
+/// masks it takes fewer, so that all SMs have work; for a boolean mask those of one tile of the kernel, or one.
 constexpr int max_map_rows = 8;
 constexpr int mask_map_rows(bool makes_words, MapBytes bytes, int block_q, long long seq_q, long long seq_kv) {
   if (bytes != MapBytes::none) return bytes == MapBytes::alone ? 1 : block_q / mask_unit;
@@ -38,8 +38,9 @@ constexpr int mask_map_rows(bool makes_words, MapBytes bytes, int block_q, long 
   return !makes_words || tiles >= 256 * 8 ? max_map_rows : tiles >= 256 * 4 ? 4 : 2;
 }
 
-// A mask program that is by itself, where words are made (mask/program_rows.cuh): a block takes a row tile of the kernel
-// and so many words of the map. Several blocks share the blocks of keys that are tested where there are few row tiles.
+// If a mask program is the only mask, and words are made (mask/program_rows.cuh): a block takes a row tile of the
+// kernel and this many words of the map. If there are few row tiles, several blocks share the blocks of keys that are
+// tested.
 constexpr bool map_by_program(const Features& features, bool makes_words) {
   return makes_words && features.mask_program && !features.mask && !features.block_mask && features.hidden_bounds == 0;
 }
@@ -50,17 +51,19 @@ constexpr int program_map_blocks(int block_q, long long seq_q, long long seq_kv)
 }
 constexpr int program_map_parts(int blocks) { return blocks >= 192 ? 1 : blocks >= 96 ? 2 : 4; }
 
-/// What a mask program's tensors hold in a tile of keys is found once for the rows of a block: of so many reads.
+/// The ranges of a mask program's tensors in a tile of keys are found once for the rows of a block, for this many
+/// reads.
 constexpr int max_seen_keys = 8, seen_keys_bytes = 16 * max_seen_keys;
 constexpr int program_map_bytes = 128 * program_row_bytes + 32 * program_map_words * (seen_keys_bytes + 4);
 
-/// Blocks that take the rows of tiles. Columns have whole words.
+/// The number of blocks that share the rows of tiles. Columns have whole words.
 constexpr int mask_map_row_blocks(bool makes_words, int rows, long long seq_q) {
   if (!makes_words) return 32 / rows * map_words(seq_q);
   return static_cast<int>((seq_q + rows * mask_unit - 1) / (rows * mask_unit));
 }
 
-/// Rows of tiles of one head's map, and where those of a sequence begin. batches: 1 where all entries share a map.
+/// The number of rows of tiles of one head's map, and the row where a sequence begins. batches: 1 if all entries share
+/// a map.
 constexpr long long map_rows(bool packed, long long batches, long long seq_q, long long total_q) {
   return packed ? total_q / mask_unit + batches : batches * ((seq_q + mask_unit - 1) / mask_unit);
 }
@@ -69,11 +72,11 @@ constexpr long long map_row(bool packed, long long batch_idx, long long batches,
   return batches == 1 ? 0 : batch_idx * ((seq_q + mask_unit - 1) / mask_unit);
 }
 
-/// backward/sm90: the words of a tile, of each thread of a warpgroup one, and the blocks that share the tiles of a row
-/// (mask/mask_bits.cuh).
+/// backward/sm90, mask/mask_bits.cuh: a tile has one word for each thread of a warpgroup; this many blocks share the
+/// tiles of a row.
 constexpr int mask_bits_threads = 128, mask_bits_blocks = 4;
 
-// By columns, for backward: of each tile of keys a bit for every tile of queries that sees something of it, in
-// map_words(seq_q) words. Columns follow the rows in the same form, with queries and keys exchanged.
+// The same by columns, for backward: for each tile of keys, a bit for every tile of queries that sees something of it,
+// in map_words(seq_q) words. Columns follow the rows in the same form, with queries and keys exchanged.
 
 }  // namespace flash_attention::abi

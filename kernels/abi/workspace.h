@@ -1,20 +1,21 @@
 #pragma once
 
-// The regions of a workspace, by name: indices into AttentionArgs::workspace_offsets and Plan::workspace_offsets. A plan
-// has regions of one kernel family, and those that all families share. Plain data: no includes, the same on host and
-// device.
+// The regions of a workspace, by name: indices into AttentionArgs::workspace_offsets and Plan::workspace_offsets. A
+// plan has the regions of one kernel family, and those that all families share. Plain data: no includes, the same on
+// host and device.
 
 namespace flash_attention::abi {
 
 constexpr int max_regions = 10;
 
-/// Of every family on a GPU.
+/// Regions of every family on a GPU.
 enum class SharedRegion : int {
   masks = 8,             // a map of tiles: abi/tile_map.h
   program_gradients = 9  // backward: sums of the gradients of a program's tensors
 };
 
-/// Of every backward pass on a GPU that takes delta in the layout of lse. In backward/sm90 for dbias and dsink alone.
+/// For every backward pass on a GPU that reads delta in the layout of lse; backward/sm90 needs it only for dbias and
+/// dsink.
 enum class BackwardRegion : int { delta = 0 };
 
 /// The inverse of lists of keys: backward/listed.cuh.
@@ -31,30 +32,30 @@ enum class BackwardSm90Region : int {
   tasks = 4,       // counters of tasks taken
   dK = 5,          // sums
   dV = 6,          // sums
-  order = 7,       // who may add next: backward/sm90/parts/ordered_sums.cuh
-  mask_words = 7,  // mask/mask_bits.cuh; where masks choose there is no order
+  order = 7,       // the block that may add next: backward/sm90/parts/ordered_sums.cuh
+  mask_words = 7,  // mask/mask_bits.cuh; if masks choose the steps there is no order
   parts = 8        // of statistics: backward/sm90/parts/statistics.cuh
 };
 
-/// Of each split of a row's keys: forward/sm90/merge.cuh. Words of the masks that all heads share: mask/words.cuh. Outputs
-/// of segments, for each block: forward/sm90/ordered_loop.cuh.
+/// For each split of a row's keys, O and statistics: forward/sm90/merge.cuh. Words of masks that all heads share:
+/// mask/words.cuh. Outputs of segments, for each block: forward/sm90/ordered_loop.cuh.
 enum class ForwardSm90Region : int { O = 0, statistics = 1, mask_words = 2, totals = 3 };
 
-/// V^T, which the first launch makes.
+/// V^T, which the first launch computes.
 enum class ForwardSm90Fp8Region : int { transposed_V = 0 };
 
-/// What the blocks that share an item exchange: decode/merge.cuh.
+/// The data that blocks with a common item exchange: decode/merge.cuh.
 enum class DecodeRegion : int {
   arrivals = 0,     // a word for each block
   parts = 1,        // two parts for each block, or as many for both as an item may have
-  second_part = 2,  // where the second of them begins
-  second_block = 3  // and the first of the second block
+  second_part = 2,  // the place of a block's second part
+  second_block = 3  // the place of the second block's first part
 };
 
 /// Whole score matrices: standard/matrices.cuh.
 enum class StandardRegion : int { S = 1, dP = 2, P = 3, dS = 4 };
 
-/// ladder/d0_split: of each split.
+/// ladder/d0_split: for each split.
 enum class LadderSplitRegion : int { O = 0, lse = 1 };
 
 }  // namespace flash_attention::abi
