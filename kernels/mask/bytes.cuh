@@ -1,6 +1,6 @@
 #pragma once
 
-// What a boolean mask says of a tile, by one thread: for maps without words (tile_map.cuh).
+// The class of a tile under a boolean mask, computed by one thread: for maps without words (tile_map.cuh).
 
 #include "abi/args.h"
 #include "abi/tile_map.h"
@@ -14,8 +14,8 @@
 
 namespace flash_attention::mask {
 
-/// What a boolean mask says of the rows [first, last] and the keys of a unit: 16 bytes at a time where they are so
-/// aligned, and of several rows at once.
+/// The class of the rows [first, last] and the keys of a unit under a boolean mask. Reads 16 bytes at a time if they
+/// are aligned, and several rows at the same time.
 __device__ __forceinline__ abi::TileClass byte_class(const abi::AttentionArgs& args, const tile::Sequence& sequence,
                                                      int head_idx, int first, int last, int unit) {
   using abi::mask_unit, abi::TileClass;
@@ -59,16 +59,16 @@ __device__ __forceinline__ abi::TileClass byte_class(const abi::AttentionArgs& a
   return !some ? TileClass::none : all ? TileClass::full : TileClass::partial;
 }
 
-// The map of tiles and the words of a boolean mask that is by itself, from one pass over its bytes.
+// The map of tiles and the words of a boolean mask, if it is the only mask, from one pass over its bytes.
 //
-// A block takes a row of tiles (64 queries) and 32 tiles of keys, a warp 512 of the keys and some of the rows, a lane 16
-// keys. For two rows at a time:
+// A block takes a row of tiles (64 queries) and 32 tiles of keys. A warp takes 512 of the keys and some of the rows, a
+// lane 16 keys. For two rows at a time:
 //
 //     16 bytes of each row -> a bit a byte                                   bits_of
 //     lanes exchange bits: each has a word of one of the rows, and stores it  whole_word
-//     what some of the rows see, and what all see
+//     which tiles some of the rows see, and which all of the rows see
 //
-// At the end votes say of each tile whether it is hidden, partial or full.
+// At the end votes decide whether each tile is hidden, partial or full.
 
 using abi::AttentionArgs, abi::Features, abi::TileWords;
 
@@ -98,12 +98,12 @@ struct ByteRows {
     const tile::TileRange range = tile::Visibility<features>(args, sequence, head_idx)
                                       .template key_tiles<block_q, block_kv>(first / block_q * block_q);
     if (range.end * block_kv <= key_begin || range.begin * block_kv >= key_begin + 32 * abi::mask_unit)
-      return;  // no kernel looks there
+      return;  // no kernel reads this part
     ptx::path<"mask/tile_map words of rows of bytes">();
     const TileWords found =
         take_rows(first + warp / warps_of_row * rows, key_begin + warp % warps_of_row * warp_keys + lane * keys);
     if (lane == 0) storage.found[warp] = found;
-    __syncthreads();  // what all warps have found is there
+    __syncthreads();  // the results of all warps are written
     if (threadIdx.x != 0) return;
     TileWords all{0, 0};
 #pragma unroll
@@ -118,7 +118,8 @@ struct ByteRows {
   }
 
  private:
-  /// The words of the warp's rows from `first` on, where the lane has the keys from `key` on; a bit for each tile of keys.
+  /// Makes the words of the warp's rows from `first` on; the lane has the keys from `key` on. Returns a bit for each
+  /// tile of keys.
   __device__ __forceinline__ TileWords take_rows(int first, int key) const {
     const int count = tile::max(tile::min(sequence.rows_kv - key, keys), 0), last_row = sequence.rows_q - 1;
     const auto* const mask = static_cast<const unsigned char*>(args.mask.data) +
@@ -150,7 +151,7 @@ struct ByteRows {
     return tiles_of(some != 0, (bits_of(there) & ~all) == 0);
   }
 
-  /// Bytes that are not there are 0.
+  /// Bytes that do not exist are 0.
   __device__ __forceinline__ static Bytes load(const unsigned char* row, int count, bool aligned) {
     if (aligned) return ptx::load_readonly(reinterpret_cast<const Bytes*>(row));
     Bytes result{};
@@ -165,7 +166,8 @@ struct ByteRows {
     return count >= 4 ? 0x01010101u : count <= 0 ? 0 : 0x01010101u >> 8 * (4 - count);
   }
 
-  /// A bit for each byte that is not 0. With blocks of 128 keys bit m of byte k is of key 4 m + k, with 64 of key 2 m + k.
+  /// A bit for each byte that is not 0. With blocks of 128 keys, bit m of byte k belongs to key 4 m + k; with blocks of
+  /// 64, to key 2 m + k.
   __device__ __forceinline__ static unsigned bits_of(const Bytes& bytes) {
     unsigned result = 0;
 #pragma unroll
@@ -177,7 +179,7 @@ struct ByteRows {
     return block_kv == 128 ? result >> 4 : result;
   }
 
-  /// Of four lanes that are `distance` apart: byte n of lane m becomes byte m of lane n.
+  /// For four lanes that are `distance` apart: byte n of lane m becomes byte m of lane n.
   template <int distance>
   __device__ __forceinline__ unsigned transposed(unsigned own) const {
     const bool odd = lane / distance % 2 != 0, upper = lane / (2 * distance) % 2 != 0;
@@ -187,15 +189,15 @@ struct ByteRows {
     return ptx::permute_bytes(own, far, upper ? 0x3276 : 0x5410);
   }
 
-  /// Word k of Words. With blocks of 128 keys eight lanes have a block: even ones get row 0, odd ones row 1, and lane l
-  /// word l / 2. With 64 four lanes have one: lane l gets word l % 2 of row l / 2.
+  /// Word k of Words. With blocks of 128 keys eight lanes share a block: even lanes get row 0, odd lanes row 1, and
+  /// lane l gets word l / 2. With blocks of 64 four lanes share one: lane l gets word l % 2 of row l / 2.
   __device__ __forceinline__ unsigned whole_word(unsigned row0, unsigned row1) const {
     if constexpr (block_kv == 64) return transposed<1>(row0 | row1 << 16);
     const bool odd = lane % 2 != 0;
     const unsigned other = ptx::shuffle_xor(odd ? row0 : row1, 1);
     return transposed<2>(odd ? other | row1 << 4 : row0 | other << 4);
   }
-  /// Where the lane's word of the first two rows goes. All rows of a tile of 64 follow each other.
+  /// The place of the lane's word of the first two rows. All rows of a tile of 64 follow each other.
   __device__ __forceinline__ unsigned* place_of(int first, int key) const {
     constexpr bool large = block_kv == 128;
     const int row = first + (large ? lane % 2 : lane / 2 % 2), which = large ? lane / 2 % 4 : lane % 2;
@@ -211,21 +213,22 @@ struct ByteRows {
   }
 };
 
-// Words and map of masks with a boolean one among them, whose bytes are read once: the words of all blocks are made, and
-// they say what each tile is.
+// Words and map if a boolean mask is one of several masks. Its bytes are read once: first the words of all blocks are
+// made, and the class of each tile follows from its words.
 
-/// How the warps of a block share 32 tiles of 64 keys and block_q rows: some rows each, and of those every so many block.
+/// How the warps of a block share 32 tiles of 64 keys and block_q rows: each takes some rows, and of these every n-th
+/// block.
 template <int block_q, int num_warps>
 struct WarpsOfWords {
   static constexpr int rows = 32;                        // of a warp
-  static constexpr int rows_ahead = 16;                  // of which bytes are on their way
-  static constexpr int row_groups = block_q / rows;      // that have different warps
+  static constexpr int rows_ahead = 16;                  // whose bytes are being loaded
+  static constexpr int row_groups = block_q / rows;      // with different warps
   static constexpr int takers = num_warps / row_groups;  // warps that share the blocks of a row group
   static constexpr int row_tiles = block_q / abi::mask_unit;
   static_assert(block_q % abi::mask_unit == 0 && num_warps % row_groups == 0);
 };
 
-/// What the words of 32 rows, one a lane, say of the tiles of a block of keys: bits from 0 on.
+/// The map's bits for the tiles of a block of keys, from the words of 32 rows, one a lane: bits from 0 on.
 template <int block_kv>
 __device__ __forceinline__ abi::TileWords tiles_of(const Words<block_kv>& words) {
   constexpr int units = block_kv / abi::mask_unit, lanes = 32 / units;
@@ -242,8 +245,9 @@ __device__ __forceinline__ abi::TileWords tiles_of(const Words<block_kv>& words)
   return result;
 }
 
-/// Makes this warp's words of the tiles from 32 * map_word on and the rows [q_begin, q_begin + block_q), and returns what
-/// its rows say of the tiles: those of other warps are full and not seen, those that are not there neither.
+/// Makes this warp's words of the tiles from 32 * map_word on and the rows [q_begin, q_begin + block_q). Returns what
+/// its rows say about the tiles. Tiles of other warps are returned as full and not seen; so are tiles that do not
+/// exist.
 template <abi::Features features, int block_q, int block_kv, int num_warps>
 __device__ __forceinline__ abi::TileWords make_all_words(const abi::AttentionArgs& args, const tile::Sequence& sequence,
                                                          int head_idx, int q_begin, int map_word) {
@@ -267,7 +271,7 @@ __device__ __forceinline__ abi::TileWords make_all_words(const abi::AttentionArg
       ptx::path<"mask/tile_map words of bytes">();
       const auto words = maker.words(maker.keys_at(block * block_kv), own, first);
       ptx::store_global(precomputed_mask_bits<block_q, block_kv>(args, row_tile, block) + (first - q_begin) + lane, words);
-      const unsigned inside = block * block_kv + abi::mask_unit < sequence.rows_kv ? 3u : 1u;  // tiles that are there
+      const unsigned inside = block * block_kv + abi::mask_unit < sequence.rows_kv ? 3u : 1u;  // tiles that exist
       tiles = tiles_of<block_kv>(words);
       tiles.seen &= inside, tiles.full &= inside;
     }

@@ -2,8 +2,8 @@
 
 #include "tile/key_list.cuh"
 
-// Lists of blocks of keys as a block mask, [batch, 1 or heads_q, rows of lists, blocks of keys], for the kernels that take
-// one: a byte for each block, 1 where the list names it. A thread block takes a list.
+// Converts lists of blocks of keys to a block mask, [batch, 1 or heads_q, rows of lists, blocks of keys], for kernels
+// that accept one: a byte for each block, 1 if the list names it. A thread block takes a list.
 //
 //   for each head that shares the list:
 //     bytes of the row = 0

@@ -1,13 +1,12 @@
 #pragma once
 
-// The words of masks for backward/sm90, which all heads share: before the kernel that attends, of each tile of 64 queries
-// and 64 keys that the map shows in part (mask/tile_map.cuh).
+// Precomputes mask bits for backward/sm90, for all heads that share them: a launch before the kernel that attends. It
+// makes words for each tile of 64 queries and 64 keys that the map shows in part (mask/tile_map.cuh).
 //
-// A block takes a row of 32 tiles. Four of its warps are as a warpgroup of the reader, and ask for a tile as that would
-// (mask/votes.cuh):
+// A block takes a row of 32 tiles. Four of its warps stand for a warpgroup of the reader: each thread tests the pairs
+// that the reader's thread will hold (mask/votes.cuh):
 //
-//     for each tile that is seen in part, by four warps:    a word a thread: bit i, whether the pair of register i is
-//     visible
+//     for each tile that is seen in part, by four warps:    one word a thread; bit i: is the pair of register i visible
 
 #include "mask/votes.cuh"
 #include "ptx/bits.cuh"
@@ -20,7 +19,7 @@ using namespace abi;
 
 namespace mask {
 
-/// Where the words of a tile are, a warpgroup's threads one after another.
+/// The address of the words of a tile, those of a warpgroup's threads one after another.
 __device__ __forceinline__ unsigned* mask_bits(const AttentionArgs& args, int batch_idx, int head_idx, int q_begin,
                                                int kv_begin) {
   const int map_head = head_idx / (args.heads_q / args.map_heads), map_batch = args.map_batches == 1 ? 0 : batch_idx;

@@ -1,15 +1,15 @@
 #pragma once
 
-// The map of tiles and the words of a mask program that is by itself.
+// The map of tiles and the words of a mask program, if it is the only mask.
 //
 // A block takes the queries of a tile of the kernel and 256 tiles of 64 keys:
 //
-//     for each query, by a thread: what the program knows of it, for all keys                      keep_rows
-//     for each tile of keys, by a warp: what the program's tensors hold there                      keep_seen_keys
+//     for each query, by a thread: the program's data of the query, for all keys                   keep_rows
+//     for each tile of keys, by a warp: the range of the program's tensors there                   keep_seen_keys
 //     for each row of tiles, 32 tiles of keys, by a warp: a lane classifies one                    classify
 //     the list of blocks of keys that are seen in part                                             list_blocks
 //     for each of them, 32 of its keys, by a warp: a lane has a key                                make_words
-//       for each term of the mask, for each row that it can tell from the one before: a vote
+//       for each term of the mask, for each row whose term differs from that of the row before: a vote
 
 #include "mask/words.cuh"
 #include "ptx/bits.cuh"
@@ -22,13 +22,13 @@ namespace flash_attention::mask {
 
 using abi::TileWords;
 
-/// What a program's tensors hold in each of `count` tiles of keys from `first` on, by the warps of a block: eight lanes
-/// have a tile.
+/// Finds the ranges of a program's tensors in each of `count` tiles of keys from `first` on, by the warps of a block.
+/// Eight lanes share a tile.
 template <int num_warps, typename Program>
 __device__ __forceinline__ void keep_seen_keys(const Program& program, int first, int count, int rows_kv,
                                                typename Program::SeenKeys* to) {
   if constexpr (__is_empty(typename Program::SeenKeys)) return;
-  constexpr int lanes = tile::program::range_lanes, tiles = 32 / lanes;  // of a warp at once
+  constexpr int lanes = tile::program::range_lanes, tiles = 32 / lanes;  // tiles that a warp does at the same time
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   const int there = tile::min(count, tile::ceil_div(rows_kv, abi::mask_unit) - first);
 #pragma unroll 1
@@ -56,7 +56,7 @@ struct ProgramRows {
     Row rows[keeps_rows ? block_q : 1];
     SeenKeys seen_keys[reads_keys ? 32 * map_words : 1];
     TileWords found[row_tiles][map_words];
-    unsigned starts[Program::num_terms][groups];  // a bit for each row that a term can tell from the one before
+    unsigned starts[Program::num_terms][groups];  // a bit for each row whose term differs from that of the row before
     unsigned short tested[map_words * blocks_of_word];
   };
   static_assert(sizeof(SharedStorage) <= abi::program_map_bytes, "the planner reserves as much");
@@ -68,18 +68,18 @@ struct ProgramRows {
   SharedStorage& storage;
   const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
 
-  /// This block's part of the words, and the map, whose row of q_begin `map` is.
+  /// Makes this block's part of the words, and the map. `map` is its row of q_begin.
   __device__ __forceinline__ void run(TileWords* map, int words, int part, int parts) const {
     const tile::TileRange range =
         tile::Visibility<features>(args, sequence, head_idx).template key_tiles<block_q, block_kv>(q_begin);
     keep_rows();
     keep_seen_keys<num_warps>(program, 32 * first_word, 32 * map_words, sequence.rows_kv, storage.seen_keys);
-    __syncthreads();  // what is known of all rows and keys is there
+    __syncthreads();  // the data of all rows and keys is written
     find_starts();
     classify(map, words, part == 0);
-    __syncthreads();  // the classes of all tiles are there
+    __syncthreads();  // the classes of all tiles are written
     const int count = list_blocks(range);
-    __syncthreads();  // so is the list of blocks
+    __syncthreads();  // the list of blocks is written
     make_words(count, part, parts);
   }
 
@@ -128,7 +128,7 @@ struct ProgramRows {
     }
   }
 
-  /// The blocks of keys that are seen in part; returns their number.
+  /// Lists the blocks of keys that are seen in part. Returns their number.
   __device__ __forceinline__ int list_blocks(const tile::TileRange& range) const {
     int count = 0;
 #pragma unroll
@@ -162,7 +162,7 @@ struct ProgramRows {
     }
   }
 
-  /// What row `lane` of 32 sees of 32 keys, one a lane, as far as the terms from this one on say.
+  /// What row `lane` of 32 sees of 32 keys, one key a lane, by the terms from this one on.
   template <int term = 0>
   __device__ __forceinline__ unsigned words_of(const typename Program::Key& key, int group) const {
     if constexpr (term == Program::num_terms) {

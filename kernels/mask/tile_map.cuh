@@ -10,28 +10,29 @@
 #include "tile/math.cuh"
 #include "tile/tile_map.cuh"
 
-// Which tiles of 64 queries and 64 keys the masks show, before the kernel that attends: abi/tile_map.h.
+// Classifies tiles of 64 queries and 64 keys by the masks, before the kernel that attends: abi/tile_map.h.
 //
-// A block takes 32 tiles of keys and 8 rows of tiles, or fewer where it makes words of masks, so that many SMs take part:
+// A block takes 32 tiles of keys and 8 rows of tiles. If it makes words of masks it takes fewer rows, so that many SMs
+// take part:
 //
-//     for each tile of keys, by a warp:    what the hidden rows of its 64 keys have in common      bounds_of
-//     for each tile of keys, by a warp:    what a program's tensors hold there                     keep_seen_keys
+//     for each tile of keys, by a warp:    bounds of the hidden rows of its 64 keys                bounds_of
+//     for each tile of keys, by a warp:    the range of a program's tensors there                  keep_seen_keys
 //     for each row of tiles, by a warp:    a lane classifies one tile: none, partial or full       class_at
 //       two votes make the words of the row: seen, full
 //     [the same words by columns, for the backward pass]
 //     [for each partial block, for 32 rows, by a warp: a bit for each pair]                        words.cuh
 //
-// With a boolean mask and words: those of all blocks first, which say what the tiles are          bytes.cuh
-// or, where it is by itself, rows of bytes, 16 a lane                                             bytes.cuh
-// A program by itself, with words: a row tile at a time                                           program_rows.cuh
+// With a boolean mask and words: first the words of all blocks, from which the map follows         bytes.cuh
+// or, if it is the only mask, rows of bytes, 16 a lane                                            bytes.cuh
+// A program as the only mask, with words: a row tile at a time                                    program_rows.cuh
 //
-// The counter by which the next launch takes its tiles is set to 0 here, too (dynamic_scheduler).
+// This launch also sets the counter to 0 by which the next launch takes its tiles (dynamic_scheduler).
 
 namespace flash_attention::mask {
 
-// What the hidden rows of the keys of a unit have in common.
+// The common bounds of the hidden rows of the keys of a unit.
 
-/// Of the unit's keys among rows_kv, in all lanes of a warp. `rows` are those of the first key.
+/// For the unit's keys among rows_kv; all lanes of a warp get the result. `rows` are the hidden rows of the first key.
 template <int hidden_bounds>
 __device__ __forceinline__ abi::KeyBounds bounds_of(const int* rows, int unit, int rows_kv) {
   abi::KeyBounds bounds = abi::no_bounds();
@@ -75,12 +76,12 @@ struct MaskMap {
     TileWords bytes[byte_rows][byte_parts];
   };
 
-  /// What a boolean mask says of a row of tiles: several warps take some of its 64 rows each.
+  /// Classifies a row of tiles by a boolean mask: several warps take some of its 64 rows each.
   __device__ __forceinline__ void class_bytes(SharedStorage& storage, int row_begin, int unit, bool exists) const {
     constexpr int rows = mask_unit / byte_parts;
     const int n = warp / byte_parts, part = warp % byte_parts;
     const int first = (row_begin + n) * mask_unit + part * rows, last = tile::min(first + rows, sequence.rows_q) - 1;
-    TileClass found = TileClass::full;  // of no rows
+    TileClass found = TileClass::full;  // with no rows
     if (exists && first <= last) found = mask::byte_class(args, sequence, head_idx, first, last, unit);
     const TileWords words{ptx::ballot(found != TileClass::none), ptx::ballot(found == TileClass::full)};
     const bool is_empty = first > last;
@@ -107,7 +108,7 @@ struct MaskMap {
   const tile::MaskData<features> data;
   const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
 
-  /// What a mask program leaves of the rows [first, last] and the keys of a unit, from intervals (abi/interval.h).
+  /// The class of the rows [first, last] and the keys of a unit under a mask program, from intervals (abi/interval.h).
   __device__ __forceinline__ TileClass program_of(int first, int last, int unit, const SeenKeys& keys,
                                                   TileClass found) const {
     if (found == TileClass::none) return found;
@@ -116,7 +117,7 @@ struct MaskMap {
     return !seen.can_be_true ? TileClass::none : seen.can_be_false ? TileClass::partial : found;
   }
 
-  /// What the masks say of the rows of tile `row` and the keys of a unit that exists; `bytes` is what a boolean one says.
+  /// The class of the rows of tile `row` and the keys of a unit that exists. `bytes` is the class by the boolean mask.
   __device__ __forceinline__ TileClass class_at(const KeyBounds& bounds, const SeenKeys& keys, int row, int unit,
                                                 TileClass bytes) const {
     const int first = row * mask_unit, last = tile::min(first + mask_unit, sequence.rows_q) - 1;
@@ -134,7 +135,7 @@ struct MaskMap {
     return found;
   }
 
-  /// What a block mask says of the rows [first, last] and the keys of a unit.
+  /// The class of the rows [first, last] and the keys of a unit under a block mask.
   __device__ __forceinline__ TileClass blocks_of(int first, int last, int unit) const {
     const int key_last = tile::min((unit + 1) * mask_unit, sequence.rows_kv) - 1;
     bool some = false, all = true;
@@ -149,7 +150,7 @@ struct MaskMap {
   }
 };
 
-/// Words of a boolean mask, and its map by them.
+/// Makes the words of a boolean mask, and from them its map.
 template <ForwardConfig config>
 __device__ __forceinline__ void map_by_words(const MaskMap<config>& map, const tile::TileMap<config.features>& to,
                                              int row_begin, int word) {
@@ -163,7 +164,7 @@ __device__ __forceinline__ void map_by_words(const MaskMap<config>& map, const t
   const int group = map.warp % Warps::row_groups;
   if (map.lane == 0)
     storage.bytes[group / groups_of_tile][map.warp / Warps::row_groups * groups_of_tile + group % groups_of_tile] = found;
-  __syncthreads();  // what the words of all warps say is ready
+  __syncthreads();  // the map bits of all warps are written
   const int n = static_cast<int>(threadIdx.x), row = row_begin + n;
   if (n < Map::byte_rows && row * mask_unit < map.sequence.rows_q)
     to.rows[row * to.words + word] = map.words_of_bytes(storage, n);
@@ -210,7 +211,7 @@ __device__ __forceinline__ void map_tiles(const AttentionArgs& args) {
   }
   if constexpr (features.mask) map.class_bytes(storage, row_begin, unit, exists);
   if constexpr (features.hidden_bounds != 0 || features.mask_program || features.mask)
-    __syncthreads();  // what is known of all units, and what the bytes of all rows say, is ready
+    __syncthreads();  // the data of all units, and the classes of all rows by bytes, are written
   if constexpr (features.hidden_bounds != 0) bounds = storage.bounds[map.lane];
   if constexpr (features.mask_program) seen_keys = storage.seen_keys[map.lane];
   constexpr bool by_columns = config.num_stages == 2;  // for backward
@@ -226,7 +227,7 @@ __device__ __forceinline__ void map_tiles(const AttentionArgs& args) {
       storage.rows[n] = inside ? words_of_row : TileWords{0, 0xffffffffu};
   }
   if constexpr (!by_columns && !Map::makes_words) return;
-  __syncthreads();  // the words of all rows are ready
+  __syncthreads();  // the words of all rows are written
   if constexpr (Map::makes_words) {
     constexpr int rows = config.block_q / mask_unit;  // of a tile of the kernel that reads the words
 #pragma unroll 1

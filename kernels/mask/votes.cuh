@@ -1,13 +1,13 @@
 #pragma once
 
-// Which pairs of a tile of 64 rows and 64 columns are visible, asked by the lanes of a warp together. The warp has 16 rows
-// of the tile, keys or queries, and a thread in registers the rows `row` and `row + 8` and of each 8 columns two, from
-// `column` on (ptx/wgmma.cuh).
+// Which pairs of a tile of 64 rows and 64 columns are visible, computed by the lanes of a warp together. Rows are keys
+// or queries. The warp has 16 rows of the tile. A thread has in registers the rows `row` and `row + 8`, and two of each
+// 8 columns, from `column` on (ptx/wgmma.cuh).
 //
-// What lengths, windows and, of keys, hidden rows say of a row is a range of columns: two shifts. The other masks are asked
-// by all lanes for one row at a time, two columns a lane, and a vote makes words of the answers: what a mask knows of a
-// column is found out once for 16 rows, and of a row by one lane for all. Of a boolean mask a lane reads 32 bytes and makes
-// a word of them, from which the others take their bits by shuffles.
+// Lengths, windows and (for keys) hidden rows leave a row a range of columns: two shifts. All lanes evaluate the other
+// masks together for one row at a time, two columns a lane, and a vote turns the results into words. So the data of a
+// column is read once for 16 rows, and the data of a row by one lane for all. For a boolean mask a lane reads 32 bytes
+// and makes a word of them, from which the other lanes get their bits by shuffles.
 
 #include "ptx/memory.cuh"
 #include "ptx/warp.cuh"
@@ -21,16 +21,16 @@ template <Features features, bool of_keys>  // along the rows
 struct Votes {
   const tile::Score<features>& score;
   int q_begin, kv_begin;  // of the tile
-  int row, column;        // this thread's first, in the tile
+  int row, column;        // this thread's first row and column, in the tile
 
-  /// Of both rows: bit 4 g + e for column 8 g + e, counted from this thread's first.
+  /// For both rows: bit 4 g + e belongs to column 8 g + e, counted from this thread's first.
   __device__ __forceinline__ ptx::Vector<unsigned, 2> visible() const {
     ptx::Vector<unsigned, 2> result = ranges();
     if constexpr (has_masks) apply_masks(result.values);
     return result;
   }
 
-  /// The same, as far as ranges say.
+  /// The same, by ranges only.
   __device__ __forceinline__ ptx::Vector<unsigned, 2> ranges() const {
     ptx::Vector<unsigned, 2> result;
 #pragma unroll
@@ -39,20 +39,20 @@ struct Votes {
   }
 
  private:
-  /// The columns before one, which is counted from this thread's first.
+  /// The columns before `which`, counted from this thread's first.
   __device__ __forceinline__ static unsigned before(int which) {
     const int inside = tile::max(0, tile::min(which, mask_unit)), bits = inside / 8 * 4 + tile::min(inside % 8, 2);
     return (bits > 31 ? 0xffffffffu : (1u << bits) - 1) & 0x33333333u;
   }
 
-  /// The keys that a query sees, as far as lengths and windows say.
+  /// The keys that a query sees, by lengths and windows only.
   __device__ __forceinline__ unsigned keys_of(int query) const {
     const tile::KeyRange range = score.keys_of(query);
     const int first = kv_begin + column;
     return before(range.end - first) & ~before(range.begin - first);
   }
 
-  /// The queries that see a key, as far as lengths, windows and hidden rows say: ranges.
+  /// The queries that see a key, by lengths, windows and hidden rows only: they are ranges.
   __device__ __forceinline__ unsigned queries_of(int key) const {
     const int first = q_begin + column;
     int begin = 0, end = key < score.visible_kv ? score.len_q : 0;
@@ -79,7 +79,7 @@ struct Votes {
   static constexpr bool has_masks =
       features.mask || features.block_mask || features.mask_program || (features.hidden_bounds != 0 && !of_keys);
 
-  /// What the masks know of a query and of a key.
+  /// The mask data of a query and of a key.
   struct KnownQuery {
     typename tile::Program<features.mask_program>::Row known;
     int index, block;
@@ -116,11 +116,11 @@ struct Votes {
   static constexpr bool has_more_masks =
       features.block_mask || features.mask_program || (!of_keys && features.hidden_bounds != 0);
 
-  /// The same for the boolean mask. A lane reads 32 bytes and makes a word of them, and each takes what it needs of others.
+  /// The same for the boolean mask. A lane reads 32 bytes and makes a word of them; lanes then exchange words.
   __device__ __forceinline__ void apply_bytes(unsigned (&visible)[2]) const {
     const int own = row % 8, lane = 4 * own + column / 2, first_row = row / 16 * 16;
     unsigned found[2] = {};
-    if constexpr (of_keys) {  // bits k and 16 + k: what queries 2 lane and 2 lane + 1 see of key k
+    if constexpr (of_keys) {  // bits k and 16 + k: do queries 2 lane and 2 lane + 1 see key k
       const auto shown = [&](int e) {
         return shown_keys(tile::min(q_begin + 2 * lane + e, last_query()), kv_begin + first_row);
       };
@@ -131,7 +131,7 @@ struct Votes {
 #pragma unroll
         for (int r = 0; r < 2; ++r) found[r] |= ((pair >> 8 * r & 1) | (pair >> (8 * r + 15) & 2)) << 4 * g;
       }
-    } else {  // bit k: whether query lane / 2 sees key 32 (lane % 2) + k
+    } else {  // bit k: does query lane / 2 see key 32 (lane % 2) + k
       const int query = tile::min(q_begin + first_row + lane / 2, last_query()), key = kv_begin + lane % 2 * 32;
       const unsigned word = shown_keys(query, key) | shown_keys(query, key + 16) << 16;
 #pragma unroll
@@ -148,12 +148,12 @@ struct Votes {
     for (int r = 0; r < 2; ++r) visible[r] &= found[r];
   }
 
-  /// Takes what the other masks hide of the warp's 16 rows out of `visible`. A lane asks for two columns, one row after
-  /// another, of which each lane knows one; a vote makes the words of a row.
+  /// Removes from `visible` what the other masks hide from the warp's 16 rows. A lane tests two columns, one row after
+  /// another; each lane has the data of one row. A vote makes the words of a row.
   __device__ __forceinline__ void apply_masks(unsigned (&visible)[2]) const {
     if constexpr (features.mask) apply_bytes(visible);
     if constexpr (!has_more_masks) return;
-    constexpr int unrolled = features.mask_program ? 2 : 8;  // a program takes its time to compile
+    constexpr int unrolled = features.mask_program ? 2 : 8;  // a program takes long to compile
     const int own = row % 8, lane = 4 * own + column / 2;
     const int first_key = kv_begin + (of_keys ? row / 16 * 16 : 2 * lane);
     const int first_query = q_begin + (of_keys ? 2 * lane : row / 16 * 16);
@@ -171,16 +171,16 @@ struct Votes {
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
           const bool sees = masks_show(of_keys ? queries[e] : query, of_keys ? key : keys[e]);
-          const unsigned word = ptx::ballot(sees);  // bit l: of column 2 l + e
+          const unsigned word = ptx::ballot(sees);  // bit l belongs to column 2 l + e
           found[e] = own == k ? word : found[e];
         }
       }
-      constexpr unsigned firsts = 0x11111111u;  // of each group of 8 columns
+      constexpr unsigned firsts = 0x11111111u;  // one bit for each group of 8 columns
       visible[r] &= (found[0] >> column / 2 & firsts) | (found[1] >> column / 2 & firsts) << 1;
     }
   }
 
-  /// Which of 16 keys a query sees by the boolean mask: 16 bytes at a time where they are so aligned.
+  /// Which of 16 keys a query sees by the boolean mask. Reads 16 bytes at a time if they are aligned.
   __device__ __forceinline__ unsigned shown_keys(int query, int first_key) const {
     const unsigned char* const bytes = score.mask + query * score.mask_stride + first_key;
     unsigned result = 0;
@@ -188,7 +188,8 @@ struct Votes {
       const auto words = ptx::load_global(reinterpret_cast<const ptx::Vector<unsigned, 4>*>(bytes));
 #pragma unroll
       for (int w = 0; w < 4; ++w) {
-        const unsigned some = (((words[w] & 0x7f7f7f7fu) + 0x7f7f7f7fu) | words[w]) >> 7 & 0x01010101u;  // of each byte
+        // for each byte
+        const unsigned some = (((words[w] & 0x7f7f7f7fu) + 0x7f7f7f7fu) | words[w]) >> 7 & 0x01010101u;
         result |= some * 0x10204080u >> 28 << 4 * w;
       }
     } else {

@@ -1,6 +1,6 @@
 #pragma once
 
-// Which pairs of a block of keys are visible, a bit a pair, as far as the masks say.
+// Which pairs of a block of keys the masks show: a bit a pair.
 
 #include "abi/workspace.h"
 #include "ptx/memory.cuh"
@@ -12,38 +12,38 @@
 
 namespace flash_attention::mask {
 
-/// Of a row and a block of keys: bit l of word k is of key l * (block_kv / 32) + k.
+/// The bits of a row and a block of keys: bit l of word k belongs to key l * (block_kv / 32) + k.
 template <int block_kv>
 using Words = ptx::Vector<unsigned, block_kv / 32 < 2 ? 1 : block_kv / 32>;
 
 /// Words are made with the map of tiles (WordMaker), for each row tile of block_q queries of each head and sequence
-/// that has a map of its own. This is the number of such a row tile.
+/// that has a separate map. This is the number of such a row tile.
 template <int block_q>
 __device__ __forceinline__ int row_tile_of_words(const abi::AttentionArgs& args, int batch_idx, int head_idx, int q_begin) {
   const int map_head = head_idx / (args.heads_q / args.map_heads), map_batch = args.map_batches == 1 ? 0 : batch_idx;
   return (map_batch * args.map_heads + map_head) * tile::ceil_div(args.seq_q, block_q) + q_begin / block_q;
 }
 
-/// Where the words of a block of keys are: those of the block_q rows one after another.
+/// The address of the words of a block of keys: those of the block_q rows one after another.
 template <int block_q, int block_kv>
 __device__ __forceinline__ Words<block_kv>* precomputed_mask_bits(const abi::AttentionArgs& args, int row_tile, int block) {
   const long long place = static_cast<long long>(row_tile) * tile::ceil_div(args.seq_kv, block_kv) + block;
   return tile::workspace<Words<block_kv>>(args, abi::ForwardSm90Region::mask_words) + place * block_q;
 }
 
-// The words of masks: made by a warp for some rows.
+// Makes the words of masks, a warp for some rows.
 
 using abi::AttentionArgs, abi::Features;
 
-/// A lane has block_kv / 32 neighbouring keys, and asks the masks for one row after another; a vote makes the words of a
-/// row, which lane n keeps of row n.
+/// A lane has block_kv / 32 neighbouring keys, and evaluates the masks for one row after another. A vote makes the
+/// words of a row. Lane n keeps those of row n.
 template <Features features, int block_kv, int rows, int rows_ahead = rows>
 struct WordMaker {
   using Words = mask::Words<block_kv>;
   using Program = tile::Program<features.mask_program>;
-  static constexpr int keys = block_kv / 32;  // of a lane, one after another
-  // Rows whose bytes are loaded together, or that stand in the code. A program takes its time to compile, and a block mask
-  // registers; so do bytes that come one by one.
+  static constexpr int keys = block_kv / 32;  // neighbouring keys of a lane
+  // Rows whose bytes are loaded together, or that are unrolled. A program takes long to compile, a block mask needs
+  // registers, and so do bytes that are loaded one by one.
   static constexpr int together(bool aligned) {
     if (features.mask_program || features.block_mask) return 2;
     if (!features.mask) return rows;
@@ -56,13 +56,13 @@ struct WordMaker {
   const int lane;
   const tile::MaskData<features> data;
 
-  /// What the masks know of this lane's keys of a block, and where its bytes are.
+  /// The mask data of this lane's keys of a block, and the address of its bytes.
   struct Keys {
     int hidden[keys][features.hidden_bounds == 0 ? 1 : features.hidden_bounds];
     typename Program::Key known[keys];
     int column[keys];  // of the block mask
     const unsigned char* bytes;
-    int last;      // the last key that may be read, from the first of the lane on
+    int last;      // the last key that may be read, counted from the lane's first
     bool aligned;  // bytes may be read together
   };
   /// The same of a row.
@@ -144,8 +144,8 @@ struct WordMaker {
     return word;
   }
 
-  /// Whether row n of those that the warp takes sees the lane's key number k, as far as the masks say. `hidden_rows` are
-  /// those of the key, `bytes` those of the row.
+  /// Whether row n of the warp's rows sees the lane's key number k, by the masks. `hidden_rows` belongs to the key,
+  /// `bytes` to the row.
   __device__ __forceinline__ bool sees(const Keys& known, int k, int n, unsigned hidden_rows, const Row& row,
                                        unsigned bytes) const {
     bool hidden = false;
@@ -195,12 +195,12 @@ struct WordMaker {
   }
 };
 
-/// The words of 32 tiles of 64 keys, from tile 32 * map_word on, and the rows [q_begin, q_begin + block_q), by all warps of
-/// a block: of the blocks that are seen in part, by what the map says of all of the rows.
+/// Makes the words of 32 tiles of 64 keys, from tile 32 * map_word on, and the rows [q_begin, q_begin + block_q), by
+/// all warps of a block. Only blocks that the map shows in part, over all of the rows, get words.
 template <Features features, int block_q, int block_kv, int num_warps>
 __device__ __forceinline__ void make_words(const AttentionArgs& args, const tile::Sequence& sequence, int head_idx,
                                            int q_begin, int map_word, const abi::TileWords& found) {
-  constexpr int rows = 32, groups = num_warps / (block_q / rows);  // of a task; of warps that have other blocks
+  constexpr int rows = 32, groups = num_warps / (block_q / rows);  // of a task; groups of warps have different blocks
   constexpr int units = block_kv / abi::mask_unit, blocks = 32 / units;
   constexpr unsigned whole = (1u << units) - 1;
   static_assert(block_q % rows == 0 && num_warps % (block_q / rows) == 0);

@@ -4,13 +4,14 @@
 #include "ptx/memory.cuh"
 #include "tile/score.cuh"
 
-// The biases of a tile of scores, in the registers of a warp and as they are in memory. They are loaded while the scores
-// are computed: a load at the place where a score is made would be waited for.
+// The biases of a tile of scores, in the registers of a warp, in the type that they have in memory. They are loaded
+// while the scores are computed: a load at the place where they are added would have to be waited for.
 
 namespace flash_attention::tile {
 
-/// Of one thread: score i has row (i / 2) % 2 of two that are 8 apart, and column 8 (i / 4) + i % 2 (ptx/wgmma.cuh). The
-/// rows are queries, or with `transposed` keys: 8 x 8 scores are then loaded with the queries as rows, and transposed.
+/// The biases of one thread: score i has row (i / 2) % 2 of two rows that are 8 apart, and column 8 (i / 4) + i % 2
+/// (ptx/wgmma.cuh). Rows are queries. With `transposed` rows are keys: then 8 x 8 scores are loaded with queries as
+/// rows, and transposed.
 template <Features features, int count, bool transposed = false>
 struct BiasPairs {
   using Bias = typename Score<features>::Bias;
@@ -24,8 +25,8 @@ struct BiasPairs {
   __device__ __forceinline__ static constexpr int query_of(int pair) { return 8 * (transposed ? pair / 2 : pair % 2); }
   __device__ __forceinline__ static constexpr int key_of(int pair) { return 8 * (transposed ? pair % 2 : pair / 2); }
 
-  /// From query `first_query`, lane / 4 of the tile's, and key `first_key`, 2 (lane % 4), on; the tile's keys end at
-  /// `key_end`. Queries past the last repeat it; keys that no query sees have no bias.
+  /// Loads the biases from query `first_query` (lane / 4 of the tile) and key `first_key` (2 (lane % 4)) on; the tile's
+  /// keys end at `key_end`. Queries past the last one repeat its biases. Keys that no query sees have no bias.
   __device__ __forceinline__ void load(const Score<features>& score, int first_query, int first_key, int key_end) {
     if constexpr (present) {
       const auto place = [&](int pair) {
@@ -46,8 +47,8 @@ struct BiasPairs {
     }
   }
 
-  /// Starts to bring the biases of the rows [q, q + rows) and the keys [kv_begin, kv_begin + keys) to L2. Thread `index` of
-  /// at least `rows` takes one; what does not exist is left out.
+  /// Prefetches the biases of the rows [q, q + rows) and the keys [kv_begin, kv_begin + keys) to L2. Thread `index` of
+  /// at least `rows` threads takes one row. Rows and keys that do not exist are left out.
   template <int rows, int keys>
   __device__ __forceinline__ static void prefetch(const Score<features>& score, int q, int kv_begin, int index) {
     constexpr int line = 128 / static_cast<int>(sizeof(Bias));
@@ -58,7 +59,7 @@ struct BiasPairs {
     }
   }
 
-  /// Once, when loaded biases are wanted: they go to the threads that have their scores.
+  /// Called once, before the biases are used: moves them to the threads that have their scores.
   __device__ __forceinline__ void transpose() {
     if constexpr (present && transposed) {
 #pragma unroll
@@ -66,8 +67,8 @@ struct BiasPairs {
     }
   }
 
-  /// Whether some may be too large (tile/score.cuh). Of bfloat16 few are, and a pair is tested in three instructions, where
-  /// to bound it takes ten.
+  /// Whether some biases may be too large (tile/score.cuh). In bfloat16 few are: a test of a pair takes three
+  /// instructions, a bound ten.
   __device__ __forceinline__ bool some_large() const {
     if constexpr (present && features.bias_dtype == Type::bfloat16) {
       constexpr unsigned first_large = 0x7f2e;  // the bits of the first bfloat16 above largest_score
@@ -83,7 +84,7 @@ struct BiasPairs {
     }
   }
 
-  /// What is added to score i; 0 without a bias. Not bounded if none is large.
+  /// The bias of score i, 0 without a bias. It is bounded only if some biases are large.
   template <bool large = true>
   __device__ __forceinline__ float at(int i) const {
     if constexpr (!present) {

@@ -2,7 +2,7 @@
 
 #include "tile/sequence.cuh"
 
-// Bit masks: which keys a query sees, a bit each. docs/numerics.md, "Masks of bits".
+// Bit masks: one bit for each key that a query may see. docs/numerics.md, "Masks of bits".
 
 namespace flash_attention::tile {
 
@@ -15,9 +15,9 @@ struct SequenceBits {
 template <Features features>
 requires(features.bit_mask()) struct SequenceBits<features> {
   const unsigned char* bytes;  // null: the sequence has no mask
-  int count;                   // of its bytes, with offsets
-  int row;                     // from a query to the next: keys in bits, drafts in bytes
-  int first;                   // the key of a row's first bit; keys before it are seen
+  int count;                   // of bytes, with offsets
+  int row;                     // the distance from a query to the next: in keys for bits, in bytes for drafts
+  int first;                   // the key of a row's first bit; keys before it are visible
 
   __device__ __forceinline__ SequenceBits(const AttentionArgs& args, const Sequence& sequence)
       : bytes(args.bit_mask),
@@ -32,7 +32,7 @@ requires(features.bit_mask()) struct SequenceBits<features> {
     }
   }
 
-  /// Whether query i sees key j. Bits that are not there hide.
+  /// Whether query i sees key j. Missing bits hide.
   __device__ __forceinline__ bool shows(int i, int j) const {
     const int column = j - first;
     if ((features.bit_offsets && bytes == nullptr) || column < 0) return true;
@@ -46,13 +46,13 @@ requires(features.bit_mask()) struct SequenceBits<features> {
     return (bytes[bit >> 3] >> (bit & 7) & 1) != 0;
   }
 
-  /// The bits of query i for the 32 keys from j on; those past the last key of a sequence say nothing.
+  /// The bits of query i for the 32 keys from j on. Bits past the last key of a sequence are undefined.
   __device__ __forceinline__ unsigned word(int i, int j) const {
     const int column = max(j - first, 0), before = column - (j - first);
     if ((features.bit_offsets && bytes == nullptr) || before >= 32) return ~0u;
     const long long bit = static_cast<long long>(i) * row * (features.draft_bits ? 8 : 1) + column;
     const unsigned char* const from = bytes + (bit >> 3);
-    int left = features.draft_bits ? row - (column >> 3) : 5;  // bytes that are there
+    int left = features.draft_bits ? row - (column >> 3) : 5;  // bytes that exist
     if constexpr (features.bit_offsets) left = min(left, count - static_cast<int>(bit >> 3));
     unsigned long long found = 0;
 #pragma unroll
@@ -63,7 +63,7 @@ requires(features.bit_mask()) struct SequenceBits<features> {
     return before == 0 ? seen : seen << before | ((1u << before) - 1);
   }
 
-  /// The end of the keys that every query sees, of those before `key_end`.
+  /// The end of the keys before `key_end` that every query sees.
   __device__ __forceinline__ int seen_by_all(int key_end) const {
     return features.bit_offsets && bytes == nullptr ? key_end : min(key_end, first);
   }

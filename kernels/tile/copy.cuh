@@ -5,17 +5,18 @@
 #include "tile/sequence.cuh"
 #include "tile/swizzle.cuh"
 
-// Tiles between global and swizzled shared memory, 16 bytes a thread and instruction. Rows begin at multiples of 16 bytes.
+// Copies tiles between global and swizzled shared memory, 16 bytes for a thread and instruction. Rows begin at
+// multiples of 16 bytes.
 
 namespace flash_attention::tile {
 
-/// A thread's part in copying tiles of the same rows one after the other. Rows that do not exist, and columns at or past
-/// `dim`, become zero: a copy of 0 bytes, whose address is not used. The caller commits and waits.
+/// A thread's part in copying tiles of the same rows, one after another. Rows that do not exist, and columns from `dim`
+/// on, become zero: their copies have 0 bytes, so their addresses are not used. The caller commits and waits.
 template <int threads, int dim, typename Tile, typename Element>
 struct TileCopy {
   static constexpr int chunks = Tile::columns / 8, per_chunk = Tile::template per_chunk<Element>;
-  // A thread keeps its column and its place in the swizzle: one pointer and one address go down the rows. All threads
-  // must have a row to begin with: 16 columns of 64 rows are too few for 256.
+  // A thread keeps its column and its place in the swizzle, so it only needs one pointer and one address for all of its
+  // rows. That requires a first row for every thread: 16 columns of 64 rows are too few for 256 threads.
   static constexpr bool keeps_column =
       threads % (8 * chunks) == 0 && dim == chunks * per_chunk && threads / chunks <= Tile::rows;
   static_assert(dim % per_chunk == 0 && dim <= chunks * per_chunk);
@@ -29,13 +30,13 @@ struct TileCopy {
     if constexpr (keeps_column) source += thread / chunks * stride + thread % chunks * per_chunk;
   }
 
-  /// To the tile that begins `rows` rows further on.
+  /// Moves to the tile that begins `rows` rows later.
   __device__ __forceinline__ void move(int rows) {
     source += rows * stride;
     count -= rows;
   }
 
-  /// Starts the copy; without `some_missing`, every row is known to exist.
+  /// Starts the copy. Without `some_missing`, the caller knows that every row exists.
   template <bool some_missing>
   __device__ __forceinline__ void start(unsigned address, int thread) const {
     if constexpr (keeps_column) {
@@ -48,7 +49,7 @@ struct TileCopy {
         from += step * stride;
       }
     } else {
-      // Unrolled further, the addresses would fill the registers.
+      // If this were unrolled further, addresses would fill the registers.
 #pragma unroll 2
       for (int begin = 0; begin < Tile::rows * chunks; begin += threads) {
         const int index = begin + thread, row = index / chunks, chunk = index % chunks;
@@ -60,13 +61,13 @@ struct TileCopy {
   }
 };
 
-/// A single tile.
+/// Copies a single tile.
 template <int threads, int dim, typename Tile, typename Element>
 __device__ __forceinline__ void copy_tile_async(unsigned address, const Rows<Element>& from, int thread) {
   TileCopy<threads, dim, Tile, Element>(from, thread).template start<true>(address, thread);
 }
 
-/// Writes `rows` rows of a tile to global memory, those that exist and the columns before `dim`.
+/// Writes `rows` rows of a tile to global memory: the rows that exist, and the columns before `dim`.
 template <int threads, int dim, int rows, typename Tile, typename Element>
 __device__ __forceinline__ void store_tile(unsigned address, int first_row, const Rows<Element>& to, int thread) {
   constexpr int per_chunk = Tile::template per_chunk<Element>, chunks = dim / per_chunk;

@@ -3,13 +3,13 @@
 #include "ptx/registers.cuh"
 #include "ptx/warp.cuh"
 
-// A matrix descriptor of wgmma in two words: moving its start changes the low one, without a carry.
+// A matrix descriptor of wgmma in two words. To move its start, only the low word changes, without a carry.
 
 namespace flash_attention::tile {
 
-/// With `by_shuffle` the low word comes by a shuffle: the compiler then knows that it is the same in all lanes and keeps it
-/// in uniform registers, from which wgmma takes its descriptors. With `fresh` it is computed anew for each product: the
-/// addresses of all steps, kept from one KV block to the next, would fill the registers.
+/// With `by_shuffle` the low word goes through a shuffle, so the compiler knows that all lanes have the same and keeps
+/// it in uniform registers, from which wgmma reads its descriptors. With `fresh` it is computed again for each product:
+/// if the addresses of all steps were kept from one KV block to the next, they would fill the registers.
 template <bool by_shuffle, bool fresh = false>
 struct Descriptor {
   unsigned low;
@@ -21,7 +21,7 @@ struct Descriptor {
     if constexpr (by_shuffle) low = ptx::shuffle(low, 0);
     high = static_cast<unsigned>(whole >> 32);
   }
-  /// So many bytes later.
+  /// The descriptor of a start that is `bytes` later.
   __device__ __forceinline__ unsigned long long at(int bytes) const {
     return static_cast<unsigned long long>(high) << 32 | (low + bytes / 16);
   }

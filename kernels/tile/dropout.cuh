@@ -8,13 +8,13 @@ namespace flash_attention::tile {
 
 using namespace abi;
 
-/// One Philox block: it decides on rows i and i + 8, columns j, j + 1, j + 8 and j + 9, which a thread holds after a
-/// tensor-core product.
+/// The random words of one Philox block. They decide on rows i and i + 8, columns j, j + 1, j + 8 and j + 9: the
+/// elements that a thread holds after a tensor-core product.
 struct DropoutWords {
   unsigned word[4];
 
-  /// What decides on row i + 8 row, column j + 8 column + odd. Each word serves two columns, the second time with its
-  /// halves exchanged.
+  /// The word that decides on row i + 8 row, column j + 8 column + odd. Each word serves two columns; for the second
+  /// its halves are exchanged.
   __device__ __forceinline__ unsigned at(int row, int column, int odd) const {
     const unsigned even_word = word[2 * row + column];
     return odd ? halves_exchanged(even_word) : even_word;
@@ -24,15 +24,16 @@ struct DropoutWords {
 
 __device__ __forceinline__ void philox_round(unsigned& c0, unsigned& c1, unsigned& c2, unsigned& c3, unsigned key0,
                                              unsigned key1) {
-  const unsigned long long product0 = 0xD2511F53ull * c0, product1 = 0xCD9E8D57ull * c2;  // one wide multiplication each
+  // one wide multiplication each
+  const unsigned long long product0 = 0xD2511F53ull * c0, product1 = 0xCD9E8D57ull * c2;
   c0 = static_cast<unsigned>(product1 >> 32) ^ c1 ^ key0;
   c1 = static_cast<unsigned>(product1);
   c2 = static_cast<unsigned>(product0 >> 32) ^ c3 ^ key1;
   c3 = static_cast<unsigned>(product0);
 }
 
-/// Philox4x32-7 (Salmon et al., 2011). With c1 alone different from call to call, four of its fourteen products are the
-/// same in all of them.
+/// Philox4x32-7 (Salmon et al., 2011). If only c1 differs from call to call, four of its fourteen products are the same
+/// in all calls.
 __device__ __forceinline__ DropoutWords philox(unsigned c0, unsigned c1, unsigned c2, unsigned c3, unsigned key0,
                                                unsigned key1) {
 #pragma unroll
@@ -61,7 +62,7 @@ struct Dropout {
         threshold(args.drop_threshold),
         keep_scale(args.keep_scale) {}
 
-  // The blocks are counted by rows without bit 3 of i, by columns without bits 0 and 3 of j.
+  // Blocks are counted by rows without bit 3 of i, and by columns without bits 0 and 3 of j.
   __device__ __forceinline__ static unsigned row_counter(int i) {
     return static_cast<unsigned>(i) / 16 * 8 + static_cast<unsigned>(i) % 8;
   }
@@ -72,7 +73,8 @@ struct Dropout {
   __device__ __forceinline__ DropoutWords words(unsigned row, unsigned column) const {
     return philox(row, column, plane, offset, key0, key1);
   }
-  /// Of this block and of the one of the next 16 keys. A round is a chain of instructions: the two go side by side.
+  /// The words of this block and of the block of the next 16 keys. A round is a chain of dependent instructions, so two
+  /// blocks run side by side.
   __device__ __forceinline__ void words(unsigned row, unsigned column, DropoutWords (&random)[2]) const {
     unsigned round_key0 = key0, round_key1 = key1;
 #pragma unroll
@@ -86,7 +88,7 @@ struct Dropout {
     }
   }
 
-  /// 1 / (1 - p) where the word keeps its score, else 0.
+  /// 1 / (1 - p) if the word keeps its score, otherwise 0.
   __device__ __forceinline__ float factor(unsigned word) const { return word >= threshold ? keep_scale : 0.0f; }
 
   /// The factors of row i, columns j and j + 1, j even.

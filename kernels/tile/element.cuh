@@ -5,15 +5,15 @@
 #include "ptx/memory.cuh"
 #include "tile/narrow.cuh"
 
-// Groups of four elements of a tensor as floats. Four is what moves with one instruction whatever the type: 16 bytes of
-// float, 8 of a 16-bit type, 4 of an 8-bit one.
+// Groups of four elements of a tensor, as floats. One instruction moves four elements of any type: 16 bytes of float, 8
+// of a 16-bit type, 4 of an 8-bit type.
 
 namespace flash_attention::tile {
 
 using namespace abi;
 using Four = ptx::Vector<float, 4>;
 
-/// True where every group of four elements in rows `stride` apart can move with one instruction.
+/// Whether one instruction can move every group of four elements in rows that are `stride` apart.
 template <typename Element>
 __device__ __forceinline__ bool moves_by_four(const Element* data, long long stride) {
   return reinterpret_cast<unsigned long long>(data) % (4 * sizeof(Element)) == 0 && stride % 4 == 0;
@@ -33,7 +33,7 @@ __device__ __forceinline__ Four load_four(const Element* from, bool by_four) {
   return result;
 }
 
-/// The first `count` of four elements, and zeros: where a head dimension is no multiple of 4.
+/// The first `count` of four elements, then zeros: for a head dimension that is no multiple of 4.
 template <typename Element>
 __device__ __forceinline__ Four load_some(const Element* from, int count) {
   Four result{};
@@ -44,7 +44,7 @@ __device__ __forceinline__ Four load_some(const Element* from, int count) {
   return result;
 }
 
-/// Four elements of a row of `dim`, from `column` on; what is past the row is zero.
+/// Four elements of a row of `dim` elements, from `column` on. Elements past the row are zero.
 template <int dim, typename Element>
 __device__ __forceinline__ Four load_four_of(const Element* row, int column, bool by_four) {
   if constexpr (dim % 4 == 0) {
@@ -68,7 +68,7 @@ __device__ __forceinline__ void store_four(Element* to, const Four& values, bool
   }
 }
 
-/// The same to a row of `dim` elements; what is past the row is left alone.
+/// The same as a store to a row of `dim` elements. Nothing past the row is written.
 template <int dim, typename Element>
 __device__ __forceinline__ void store_four_of(Element* row, int column, const Four& values, bool by_four) {
   if constexpr (dim % 4 == 0) {

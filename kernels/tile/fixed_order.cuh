@@ -3,22 +3,24 @@
 #include "ptx/math.cuh"
 #include "tile/math.cuh"
 
-// The arithmetic of invariant bits: docs/numerics.md, "Invariant bits", line by line. decode/ and forward/sm90 compute a
-// row with these functions, so that prefill and decoding have the same bits. The compiler may turn a product and a sum of
-// C++ into one instruction in one kernel and not in another: where both follow each other, ptx::fma says which.
+// The arithmetic of invariant bits, line by line as in docs/numerics.md, "Invariant bits". decode/ and forward/sm90
+// compute a row with these functions, so that prefill and decoding have the same bits. The compiler may fuse a product
+// and a sum of C++ in one kernel and not in another: so wherever a sum follows a product, ptx::fma or ptx::multiply
+// says which is meant.
 
 namespace flash_attention::tile {
 
 /// A row that has seen no key has the maximum -inf. Any finite reference will do.
 __device__ __forceinline__ float finite_reference(float maximum) { return maximum == -infinity ? 0.0f : maximum; }
 
-/// What older sums of a row are multiplied by when its maximum is raised. 1 where it stays.
+/// The factor of a row's older sums when its maximum is raised; 1 if it stays.
 __device__ __forceinline__ float factor_of_raise(float maximum, float raised, float scale_log2) {
   return ptx::exp2((maximum - finite_reference(raised)) * scale_log2);
 }
 
-/// p = exp2(fma(s - origin, scale_log2, -shift)). The rounding error of a large maximum's product with the scale would be
-/// an exponent: it is taken off before. Which of the two depends on the row alone.
+/// p = exp2(fma(s - origin, scale_log2, -shift)). For a large maximum, the rounding error of its product with the scale
+/// would be an error of the exponent, so the maximum is subtracted before (origin). Which of the two is used depends
+/// only on the row.
 struct ExponentOrigin {
   float origin = 0;
   float shift = 0;
@@ -32,7 +34,7 @@ struct ExponentOrigin {
   }
 };
 
-/// This thread's part of the sum of 16 keys: two neighbours, and the two that are 8 keys on.
+/// This thread's part of the sum of 16 keys: two neighbours, and the two neighbours 8 keys later.
 __device__ __forceinline__ float sum_of_four(float a, float b, float c, float d) { return (a + b) + (c + d); }
 
 /// Maximum and sum of a row over the segments so far. The maximum is in the units of the scores.
@@ -40,12 +42,12 @@ struct RowTotal {
   float max = -infinity;
   float sum = 0;
 
-  /// Factors of the sums so far and of the next segment's.
+  /// The factors of the sums so far and of the next segment's sums.
   struct Factors {
     float before;
     float segment;
   };
-  /// Adds a segment. One in which the row sees no key changes no bit; the first one is taken over as it is.
+  /// Adds a segment. If the row sees no key in it, no bit changes. The first segment is copied.
   __device__ __forceinline__ Factors add(float segment_max, float segment_sum, float scale_log2) {
     const float raised = ptx::max(max, segment_max);
     const Factors factors{factor_of_raise(max, raised, scale_log2), factor_of_raise(segment_max, raised, scale_log2)};
@@ -58,7 +60,8 @@ struct RowTotal {
   }
 };
 
-/// What a row's output is multiplied by, 0 for a row without keys, and its log-sum-exp. The sink is -inf if there is none.
+/// Computes the factor of a row's output, 0 for a row without keys, and the row's log-sum-exp. The sink is -inf if
+/// there is none.
 __device__ __forceinline__ float finish_total(float max, float sum, float scale_log2, float sink, float& lse) {
   const float max_log2 = max == -infinity ? -infinity : ptx::fma(max, scale_log2, 0.0f);
   const float sink_log2 = ptx::fma(sink, log2_e, 0.0f);
@@ -67,14 +70,14 @@ __device__ __forceinline__ float finish_total(float max, float sum, float scale_
   const float rescale = ptx::exp2(max_log2 - reference);
   const float total = ptx::fma(sum, rescale, ptx::exp2(sink_log2 - reference));
   lse = total == 0 ? -infinity : (new_max + ptx::log2(total)) * ln_2;
-  // A sink may leave nothing of a row that has keys. It is not a row without keys: a NaN among its values shows.
+  // A sink may be so large that the row's factor is 0. The row still has keys, so a NaN among its values must show.
   const float factor = rescale / total;
   return sum == 0 ? 0 : (factor == 0 ? smallest : factor);
 }
 
-/// scale * dot, soft-capped, and what bias and ALiBi add to it. tanh takes two instructions of the special function unit:
-/// tanh(x) = 1 - 2 / (1 + e^2x), with an error of 3e-7. Near 0 the lse may be no larger than that error times the cap, so
-/// there a polynomial is used; not for the scores of `interior` blocks of forward/sm90.
+/// scale * dot, soft-capped, plus `added` (bias and ALiBi). tanh takes two instructions of the special function unit:
+/// tanh(x) = 1 - 2 / (1 + e^2x), with an error of 3e-7. Near 0 lse may be as small as that error times the cap, so a
+/// polynomial is used there; `interior` blocks of forward/sm90 do without it.
 template <bool has_softcap, bool interior = false>
 __device__ __forceinline__ float capped_score(float dot, float scale, float softcap, float added) {
   if constexpr (has_softcap) {

@@ -7,8 +7,8 @@
 // Products of a warp on CUDA cores: floats in swizzled tiles, products and sums in fp32.
 //
 // A lane holds four rows and 8 to 32 columns of a result, C[m][n][4]: 32 to 128 multiply-adds for one element along the
-// contracted axis. Operands are read 16 bytes at a time, four neighbours along the contracted axis or four columns, by
-// lanes that cover all banks or read the same bytes. With g = lane / 4, t = lane % 4:
+// contracted axis. Operands are read 16 bytes at a time: four neighbours along the contracted axis, or four columns.
+// The lanes of a warp read from all banks, or the same bytes. With g = lane / 4, t = lane % 4:
 //
 //   fma_rows      C += A B^T   rows g + 8 e / 2 + 16 m,  columns 8 n + 2 t + e % 2, as mma.sync's (tile/mma.cuh)
 //   fma_tile      C += A B     rows g + 8 e / 2 + 16 m,  columns 16 (n / 2) + 4 t + 2 (n % 2) + e % 2
@@ -25,7 +25,7 @@ __device__ __forceinline__ constexpr unsigned fma_offset(int row, int n, int t) 
 }
 
 /// C += A B^T over `columns` columns of both: rows [row, row + 16 m_tiles) of A, [column, column + 8 blocks) of B. With
-/// `short_sums` four products are added up before they are added to C: half the rounding error of one chain.
+/// `short_sums` four products are added up before they are added to C, which halves the rounding error of one chain.
 template <typename TileA, typename TileB, int columns, bool short_sums, int m_tiles, int blocks>
 __device__ __forceinline__ void fma_rows(float (&C)[m_tiles][blocks][4], unsigned A_smem, int row, unsigned B_smem,
                                          int column, int lane) {
@@ -79,7 +79,7 @@ __device__ __forceinline__ void fma_tile(float (&C)[m_tiles][blocks][4], unsigne
   const unsigned A_address = A_smem + TileA::offset(row + lane / 4, 0);
   const unsigned B_address = B_smem + lane % 4 * 16;
 #pragma unroll 1
-  for (int begin = 0; begin < rows; begin += 8) {  // the swizzle repeats itself
+  for (int begin = 0; begin < rows; begin += 8) {  // the swizzle repeats every 8 rows
     Float4 a[2 * m_tiles];
 #pragma unroll
     for (int k = 0; k < 8; ++k) {
@@ -106,8 +106,8 @@ __device__ __forceinline__ void fma_tile(float (&C)[m_tiles][blocks][4], unsigne
   }
 }
 
-/// C += A^T B over `rows` rows of both: columns [row, row + 32) of A, those from 16 * first on of B, of which `pairs` times
-/// 16 exist.
+/// C += A^T B over `rows` rows of both: columns [row, row + 32) of A, and columns of B from 16 * first on, of which
+/// `pairs` times 16 exist.
 template <typename TileA, typename TileB, int rows, int blocks>
 __device__ __forceinline__ void fma_columns(float (&C)[2][blocks][4], unsigned A_smem, int row, unsigned B_smem, int first,
                                             int lane, int pairs = blocks / 2) {

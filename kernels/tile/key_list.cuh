@@ -4,15 +4,16 @@
 #include "tile/product.cuh"
 #include "tile/visibility.cuh"
 
-// Lists of keys (docs/numerics.md, "Lists of keys"): which rows share a list, and which keys its entries are.
+// Lists of keys (docs/numerics.md, "Lists of keys"): which rows share a list, and which keys its entries name.
 
 namespace flash_attention::tile {
 
-/// How rows share lists. A stack is the rows that may share one: `queries` neighbouring queries times the heads of a list.
+/// How rows share lists. A stack is all rows that may share one: `queries` neighbouring queries times the heads of a
+/// list.
 struct ListShape {
-  int heads;      // of the grid: key heads, or query heads where each has its own lists
+  int heads;      // of the grid: key heads, or query heads if each has its own lists
   int stacked;    // query heads that share a list and a key head
-  int own_heads;  // 1 where each of `heads` has its own lists, 0 where all share them
+  int own_heads;  // 1 if each of `heads` has its own lists, 0 if all share them
 
   __device__ __forceinline__ explicit ListShape(const AttentionArgs& args) {
     const bool by_query_head = args.list_heads == args.heads_q && args.heads_q != args.heads_kv;
@@ -27,7 +28,7 @@ struct KeyListView {
   const int* entries;
   int count;
 
-  /// row: of the lists of a sequence; head: of the lists.
+  /// `row` counts the lists of a sequence, `head` the heads of the lists.
   __device__ __forceinline__ KeyListView(const AttentionArgs& args, const Sequence& sequence, bool packed, int row,
                                          int head) {
     const long long rows = ceil_div(args.seq_q, args.list_block_q);
@@ -38,7 +39,8 @@ struct KeyListView {
     if (args.key_counts != nullptr) count = max(0, min(args.key_counts[idx], args.list_entries));
   }
 
-  /// Entry e, or -1 if it is no key: outside of [0, limit), or, in a set, one that stands before it, too.
+  /// The key or block of entry e, or -1 if it names none: it is outside of [0, limit), or, in a set, an earlier entry
+  /// names the same.
   template <bool set>
   __device__ __forceinline__ int entry(int e, int limit) const {
     const int value = entries[e];
@@ -52,8 +54,8 @@ struct KeyListView {
   }
 };
 
-/// Rows of queries that share a list, those of `stacked` heads of a query side by side: row r of the stack is query
-/// q_begin + r / stacked of head first_head + r % stacked.
+/// Rows that share a list, with the `stacked` heads of a query side by side: row r of the stack is query q_begin + r /
+/// stacked of head first_head + r % stacked.
 struct ListRows {
   int q_begin;
   int first_head;
@@ -65,7 +67,7 @@ struct ListRows {
   __device__ __forceinline__ int head(int r) const { return first_head + (first + r) % stacked; }
 };
 
-/// What a thread block that owns rows works on: up to block_rows of those that share a list. If a sequence has none there,
+/// The work of a thread block that owns rows: up to block_rows rows that share a list. If a sequence has none there,
 /// rows.count is 0 or less.
 struct ListTask {
   Sequence sequence;
@@ -88,7 +90,7 @@ __device__ __forceinline__ ListTask list_task(const AttentionArgs& args) {
   return {sequence, list_row, head * shape.own_heads, rows};
 }
 
-/// Those rows of a tensor over the query heads.
+/// These rows of a tensor over the query heads.
 template <typename Element>
 struct StackedRows {
   Element* data;  // of query 0, head 0
@@ -114,7 +116,7 @@ __device__ __forceinline__ bool rows_move_by_four(const StackedRows<Element>& ro
   return moves_by_four(rows.data, rows.stride) && moves_by_four(rows.data, rows.head_stride);
 }
 
-/// Rows of K or V that a tile of keys names. A key that is none reads the first one: its score is hidden.
+/// The rows of K or V that a tile of keys names. An entry that is no key reads the first key: its score is hidden.
 template <typename Source>
 struct GatheredRows {
   Source source;
@@ -131,21 +133,21 @@ __device__ __forceinline__ bool rows_move_by_four(const GatheredRows<Source>& ro
 
 /// A tile of the keys of a list, in shared memory.
 struct KeyTile {
-  int key[block_rows];  // -1: none
-  unsigned some[2];     // whether there is any, by halves
+  int key[block_rows];  // -1: no key
+  unsigned some[2];     // for each half, whether it has any key
 };
 
-/// Keys of a list, those of its blocks side by side.
+/// The number of keys of a list: the keys of its blocks, side by side.
 __device__ __forceinline__ long long listed_keys(const AttentionArgs& args, const KeyListView& list) {
   return static_cast<long long>(list.count) * args.list_block_kv;
 }
 
-/// Finds 64 keys of a list from place `begin` on, of those in [first, last). False where all of them are none. All threads
-/// of a block call it; it ends with a barrier.
+/// Finds 64 keys of a list from place `begin` on, of those in [first, last). Returns false if none of them is a key.
+/// All threads of a block call it. It ends with a barrier.
 template <Features features>
 __device__ __forceinline__ bool find_keys(const AttentionArgs& args, const KeyListView& list, long long begin, int len_kv,
                                           int first, int last, KeyTile& tile) {
-  __syncthreads();  // everyone is done with the tile before
+  __syncthreads();  // all threads are done with the tile before
   if (threadIdx.x < block_rows) {
     const long long place = begin + threadIdx.x;
     int key = -1;
@@ -159,7 +161,7 @@ __device__ __forceinline__ bool find_keys(const AttentionArgs& args, const KeyLi
     const unsigned some = ptx::ballot(key >= 0);
     if (threadIdx.x % 32 == 0) tile.some[threadIdx.x / 32] = some;
   }
-  __syncthreads();  // the keys are there
+  __syncthreads();  // the keys are written
   return (tile.some[0] | tile.some[1]) != 0;
 }
 

@@ -3,7 +3,7 @@
 #include "tile/element.cuh"
 #include "tile/sequence.cuh"
 
-// Where the rows of K and V of a sequence are: one stride apart, or in pages that a table lists. Both have the same
+// The rows of K and V of a sequence: one stride apart, or in pages that a table lists. Both types have the same
 // members, so that a kernel is written once.
 
 namespace flash_attention::tile {
@@ -17,8 +17,9 @@ struct PagedRows {
   long long page_stride;  // from page to page
   const int* table;
   int page_size;
-  int last_page;  // an entry outside of [0, last_page] is a mistake that no check could see before: it must not leave
-                  // memory
+  // an entry of the table outside of [0, last_page] is a mistake that no check could see earlier: it must not read
+  // outside of the memory
+  int last_page;
   int first;
   int count;
 
@@ -34,7 +35,7 @@ struct PagedRows {
   }
 };
 
-/// Whether four elements of every row can be moved at once.
+/// Whether four elements of every row can be moved together.
 template <typename Element>
 __device__ __forceinline__ bool rows_move_by_four(const Rows<Element>& rows) {
   return moves_by_four(rows.data, rows.stride);

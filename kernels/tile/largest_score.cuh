@@ -5,13 +5,13 @@
 #include "ptx/warp.cuh"
 #include "tile/math.cuh"
 
-// The largest score of a sequence and head, to which all blocks that have rows of it add theirs.
+// The largest score of a sequence and head. All blocks that have rows of it raise it.
 
 namespace flash_attention::tile {
 
 __device__ __forceinline__ float larger_or_nan(float x, float y) { return x != x || x >= y ? x : y; }
 
-/// Raises args.max_logit of the head; a NaN stays. Floats of one sign are ordered as their bits are.
+/// Raises args.max_logit of the head. A NaN stays. Floats of one sign are ordered in the same way as their bits.
 __device__ __forceinline__ void raise_largest(const abi::AttentionArgs& args, int batch_idx, int head_idx, float score) {
   float* const largest = args.max_logit + static_cast<long long>(batch_idx) * args.heads_q + head_idx;
   const float value = score != score ? nan : score + 0.0f;  // -0 becomes 0
@@ -22,7 +22,7 @@ __device__ __forceinline__ void raise_largest(const abi::AttentionArgs& args, in
   }
 }
 
-/// The same of a whole warp, whose lanes have rows of one head; groups of four lanes have the same rows.
+/// The same for a whole warp, whose lanes have rows of one head. Groups of four lanes have the same rows.
 __device__ __forceinline__ void raise_largest_of_warp(const abi::AttentionArgs& args, int batch_idx, int head_idx, int lane,
                                                       float score) {
 #pragma unroll

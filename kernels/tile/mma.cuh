@@ -11,11 +11,12 @@
 //                      columns of block n
 //             0    1    2    3   ...            element e of block n:  row g + 8 (e / 2),  column 8 n + 2 t + e % 2
 //   row 0   [t=0: 0 1][t=1: 0 1] ...
-//   row g   [t: e=0 1] ...                      two lanes' rows: a row is in the four lanes 4 g .. 4 g + 3
+//   row g   [t: e=0 1] ...                      lane 4 g + t has rows g and g + 8: four lanes share a row
 //   row g+8 [t: e=2 3] ...
 //
-// The same layout, rounded and packed in pairs, is an A operand: blocks 2k and 2k + 1 are its columns 16 k .. 16 k + 15. So
-// the probabilities go from one product into the next without leaving the registers. wgmma's accumulators look the same.
+// The same layout, rounded and packed in pairs, is an A operand: blocks 2k and 2k + 1 are its columns 16 k .. 16 k +
+// 15. So probabilities go from one product to the next without leaving the registers. wgmma's accumulators have the
+// same layout.
 
 namespace flash_attention::tile {
 
@@ -28,8 +29,8 @@ struct LanePlace {
   __device__ __forceinline__ explicit LanePlace(int lane) : row(lane / 4), column(lane % 4 * 2) {}
 };
 
-/// Rows [first_row, first_row + 16) as an A operand, and as a B operand of a product with the transposed tile's rows: both
-/// take the address of their first 16 columns and go on with Tile::step.
+/// Rows [first_row, first_row + 16) as an A operand, and as a B operand of a product with the transposed tile. Both
+/// functions return the address of the rows' first 16 columns; Tile::step moves on from it.
 ///
 /// A: tiles (rows 0-7, k 0-7), (rows 8-15, k 0-7), (rows 0-7, k 8-15), (rows 8-15, k 8-15).
 template <typename Tile>
@@ -43,7 +44,8 @@ __device__ __forceinline__ unsigned b_transposed_address(unsigned tile_address, 
   return tile_address + Tile::offset(first_row + lane / 16 * 8 + lane % 8, lane / 8 % 2);
 }
 
-/// B of C = A X: X's rows are contracted, 16 columns of X a step; ldmatrix transposes. The places are those of A.
+/// B of C = A X: X's rows are contracted, 16 columns of X a step; ldmatrix transposes. The lanes' addresses are those
+/// of A.
 template <typename Tile>
 __device__ __forceinline__ unsigned b_address(unsigned tile_address, int first_row, int lane) {
   return a_address<Tile>(tile_address, first_row, lane);
@@ -56,7 +58,7 @@ __device__ __forceinline__ unsigned a_transposed_address(unsigned tile_address, 
   return tile_address + Tile::offset(first_row + lane / 16 * 8 + lane % 8, lane / 8 % 2);
 }
 
-/// Two neighbouring blocks of eight columns: one ldmatrix brings both B operands.
+/// The products of two neighbouring blocks of eight columns: one ldmatrix has loaded both B operands.
 template <Type type>
 __device__ __forceinline__ void mma_pair(float (&first)[4], float (&second)[4], const unsigned (&A)[4],
                                          const unsigned (&B)[4]) {
@@ -65,8 +67,8 @@ __device__ __forceinline__ void mma_pair(float (&first)[4], float (&second)[4], 
   ptx::mma_m16n8k16<type>(second, A, B_second);
 }
 
-/// C += A B over `steps` steps of 16. load_a(A, m, step) brings 16 rows of A, load_b(B, n, step) 16 columns of B; a column
-/// pair at or past `pairs` is left out.
+/// C += A B over `steps` steps of 16. load_a(A, m, step) loads 16 rows of A, load_b(B, n, step) 16 columns of B. Pairs
+/// of columns from `pairs` on are left out.
 template <Type type, int steps, int m_tiles, int blocks, typename LoadA, typename LoadB>
 __device__ __forceinline__ void multiply(float (&C)[m_tiles][blocks][4], LoadA load_a, LoadB load_b,
                                          int pairs = blocks / 2) {

@@ -4,7 +4,8 @@
 #include "ptx/convert.cuh"
 #include "ptx/math.cuh"
 
-// The 8-bit element types of a cache, as float and back. Integer arithmetic: the same on every architecture.
+// The 8-bit element types of a cache: conversions to float and back. They use integer arithmetic, so they are the same
+// on every architecture.
 
 namespace flash_attention::tile {
 
@@ -46,20 +47,21 @@ constexpr float largest_code = type == Type::e4m3   ? 448.0f
                                : type == Type::e5m2 ? 57344.0f
                                                     : 127.0f;
 
-/// Exact. The exponent's bias is put right by a product, which makes numbers of what is subnormal in 8 bits, too.
+/// Exact. A product corrects the bias of the exponent; it also makes normal numbers of those that are subnormal in 8
+/// bits.
 __device__ __forceinline__ float to_float(e4m3 value) {
   const unsigned magnitude = value.bits & 0x7fu, sign = static_cast<unsigned>(value.bits & 0x80u) << 24;
   const float scaled = __builtin_bit_cast(float, magnitude << 20) * 0x1p120f;
   return __builtin_bit_cast(float, sign | (magnitude == 0x7fu ? 0x7fc00000u : __builtin_bit_cast(unsigned, scaled)));
 }
-/// The upper half of a float16.
+/// e5m2 is the upper half of a float16.
 __device__ __forceinline__ float to_float(e5m2 value) {
   return ptx::to_float(ptx::half{static_cast<unsigned short>(value.bits << 8)});
 }
 __device__ __forceinline__ float to_float(int8 value) { return static_cast<float>(value.bits); }
 using ptx::to_float;
 
-/// Clipped to the finite range, to nearest even; NaN is 0x7f.
+/// Rounds to nearest even, clipped to the finite range. NaN becomes 0x7f.
 template <Type type, int mantissa, int bias>
 __device__ __forceinline__ unsigned char to_float8(float value) {
   const unsigned bits = __builtin_bit_cast(unsigned, value), sign = bits >> 24 & 0x80u;
@@ -69,7 +71,8 @@ __device__ __forceinline__ unsigned char to_float8(float value) {
                             : largest_code<type>;
   constexpr unsigned smallest_normal = static_cast<unsigned>(128 - bias) << 23;
   const unsigned magnitude = __builtin_bit_cast(unsigned, clipped);
-  if (magnitude < smallest_normal) {  // a sum with a number whose last place is that of the subnormal codes rounds
+  // the sum with a number whose last place is that of the subnormal codes rounds to it
+  if (magnitude < smallest_normal) {
     constexpr unsigned shift_bits = static_cast<unsigned>(127 + 24 - mantissa - bias) << 23;
     const float sum = clipped + __builtin_bit_cast(float, shift_bits);
     return static_cast<unsigned char>(sign | (__builtin_bit_cast(unsigned, sum) - shift_bits));
@@ -79,7 +82,7 @@ __device__ __forceinline__ unsigned char to_float8(float value) {
   return static_cast<unsigned char>(sign | ((rounded >> shift) - (static_cast<unsigned>(127 - bias) << mantissa)));
 }
 
-/// The nearest element of the type: what append writes.
+/// The nearest element of the type. append writes it.
 template <Type type>
 __device__ __forceinline__ Stored<type> encode(float value) {
   if constexpr (type == Type::e4m3) {
@@ -87,7 +90,7 @@ __device__ __forceinline__ Stored<type> encode(float value) {
   } else if constexpr (type == Type::e5m2) {
     return {to_float8<type, 2, 15>(value)};
   } else if constexpr (type == Type::int8) {
-    // A sum with 1.5 * 2^23 rounds to an integer, which its low bits then are; of NaN it would be anything.
+    // The sum with 1.5 * 2^23 rounds to an integer, which is then in its low bits. For NaN they would be arbitrary.
     const float clipped = value >= -127.0f ? (value <= 127.0f ? value : 127.0f) : (value < -127.0f ? -127.0f : 0.0f);
     return {static_cast<signed char>(__builtin_bit_cast(unsigned, clipped + 12582912.0f) & 0xffu)};
   } else {

@@ -4,13 +4,12 @@
 #include "ptx/pairs.cuh"
 #include "tile/narrow.cuh"
 
-// Four 8-bit elements of a register as two pairs of a 16-bit type, exactly: what the tensor cores multiply.
+// Converts four 8-bit elements of a register, exactly, to two pairs of a 16-bit type, which the tensor cores multiply.
 //
-//   float8 -> float16   e4m3: cvt from sm_89 on; before, the bits moved and the exponent's bias put right by a product,
-//   which
-//                       makes numbers of subnormal codes, too; NaN is set by hand.  e5m2: the upper byte of a float16
+//   float8 -> float16   e4m3: cvt from sm_89 on. Before, the bits are moved and a product corrects the exponent's bias,
+//                       which also makes numbers of subnormal codes; NaN is set by hand. e5m2: the upper byte of a float16
 //   float16 -> bfloat16 by way of float: three instructions a pair, and NaN stays NaN
-//   int8                a byte put into the fraction of a number that is large enough to hold it, and that number taken off
+//   int8                the byte becomes the fraction of a large number, which is then subtracted
 
 namespace flash_attention::tile {
 
@@ -46,7 +45,7 @@ __device__ __forceinline__ TwoPairs to_half_pairs(unsigned codes) {
 }
 
 /// int8: 1024 + 128 + x is a float16 with x + 128 in its last bits. A bfloat16 has room for seven of the eight bits:
-/// 128 + (x mod 128), less 128, or less 256 where x is negative.
+/// 128 + (x mod 128), from which 128 is subtracted, or 256 if x is negative.
 template <Type type>
 __device__ __forceinline__ unsigned int8_pair(unsigned bytes) {
   if constexpr (type == Type::float16) {
@@ -64,7 +63,7 @@ __device__ __forceinline__ TwoPairs to_pairs(unsigned codes) {
             int8_pair<type>(ptx::permute_bytes(codes, large, even_odd ? 0x4341u : 0x4342u))};
   } else if constexpr (type == Type::float16) {
     return to_half_pairs<code, even_odd>(codes);
-  } else {  // any two of the floats make a pair
+  } else {  // any two of the floats can form a pair
     constexpr Type half = Type::float16;
     const TwoPairs halves = to_half_pairs<code, false>(codes);
     const float value[4] = {ptx::unpack_low<half>(halves.first), ptx::unpack_high<half>(halves.first),

@@ -1,6 +1,6 @@
 #pragma once
 
-// Where a producer or a consumer is in a ring of stages.
+// The place of a producer or a consumer in a ring of stages.
 
 namespace flash_attention::tile {
 

@@ -3,11 +3,12 @@
 #include "tile/product.cuh"
 #include "tile/score.cuh"
 
-// A tile of 64 x 64 probabilities, computed again from lse on CUDA cores: what statistics and their gradients are sums of.
+// A tile of 64 x 64 probabilities, computed again from lse on CUDA cores. Statistics and their gradients are sums of
+// these.
 
 namespace flash_attention::tile {
 
-/// One sequence and query head, whose probabilities are computed again.
+/// One sequence and query head.
 template <Features features, int dim>
 struct Probabilities {
   using Element = const ptx::Element<features.dtype>;
@@ -26,7 +27,7 @@ struct Probabilities {
     K.count = sequence.visible_kv;
   }
 
-  /// P = exp(S - lse), 0 where hidden and in rows that see nothing. False for a tile that a mask hides.
+  /// P = exp(S - lse); 0 if hidden, and in rows that see nothing. Returns false for a tile that a mask hides.
   template <typename Storage>
   __device__ __forceinline__ bool compute(float (&P)[4][4], int q_begin, int kv_begin, Storage& storage) const {
     if (score.template masks_hide<block, block>(q_begin, kv_begin)) return false;

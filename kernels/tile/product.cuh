@@ -17,7 +17,7 @@ constexpr int product_threads = 256;
 constexpr int dot_depth = 32;  // head_dim elements of a chunk of a dot product
 constexpr int padded_rows = block_rows + 4;
 
-/// Rows of a chunk of a weighted sum: so many that it takes no more room than the chunks of a dot product.
+/// Rows of a chunk of a weighted sum: few enough that it needs no more memory than the chunks of a dot product.
 __device__ constexpr int panel_depth(int dim) { return dim <= 256 ? 16 : dim <= 512 ? 8 : 4; }
 
 /// Columns of a result of `dim` columns that a thread holds.
@@ -30,7 +30,7 @@ struct ProductStorage {
     struct {
       float A[dot_depth][padded_rows];
       float B[dot_depth][padded_rows];
-    } dot;  // transposed: a thread's four rows are neighbours
+    } dot;  // transposed, so that a thread's four rows are neighbours
     float panel[panel_rows][round_up(dim, 64)];
   };
 };
@@ -40,8 +40,8 @@ struct WeightTile {
   alignas(16) float at[block_rows][padded_rows];
 };
 
-/// A weight that does not exist. A NaN with a special payload: what it would multiply is never read into the sum, so a
-/// NaN or Inf behind a mask stays there, and a weight that is zero or NaN by arithmetic still acts as such.
+/// A weight that does not exist: a NaN with a special payload. Its product is never added, so a NaN or Inf that a mask
+/// hides does not reach the sum. A weight that is zero or NaN by arithmetic is multiplied as usual.
 constexpr unsigned hidden_bits = 0x7fc0a77eu;
 __device__ __forceinline__ float hidden() { return __builtin_bit_cast(float, hidden_bits); }
 __device__ __forceinline__ bool is_hidden(float weight) { return __builtin_bit_cast(unsigned, weight) == hidden_bits; }
@@ -54,7 +54,7 @@ struct ThreadPlace {
       : row(static_cast<int>(threadIdx.x) / 16 * 4), column(static_cast<int>(threadIdx.x) % 16 * 4) {}
 };
 
-/// Columns [column, column + depth) of 64 rows, transposed; rows and columns that do not exist become zero.
+/// Loads columns [column, column + depth) of 64 rows, transposed. Rows and columns that do not exist become zero.
 template <int dim, typename Source>
 __device__ __forceinline__ void load_transposed(float (&to)[dot_depth][padded_rows], const Source& rows, int column,
                                                 int depth, bool by_four) {
@@ -83,7 +83,8 @@ __device__ __forceinline__ void add_dot_products(float (&C)[4][4], const SourceA
     load_transposed<dim>(storage.dot.A, A, column, depth, A_by_four);
     load_transposed<dim>(storage.dot.B, B, column, depth, B_by_four);
     __syncthreads();  // the chunk is ready for all threads
-    // Short sums first, then their sum: half the rounding error of one long chain where a few products dominate.
+    // Four products are added first, then their sum: this halves the rounding error of one long chain if a few products
+    // dominate.
 #pragma unroll 1
     for (int begin = 0; begin < depth; begin += 8) {
       float sum[4][4]{};
@@ -144,7 +145,7 @@ __device__ __forceinline__ void add_weighted_rows(float (&C)[4][columns], const 
   }
 }
 
-/// add_weighted_rows, with the test for hidden weights only where the tile has some.
+/// The same as add_weighted_rows. It tests for hidden weights only if the tile has some.
 template <int dim, int columns, typename Source, typename Storage>
 __device__ __forceinline__ void add_weighted_rows(float (&C)[4][columns], const WeightTile& W, const Source& B,
                                                   Storage& storage, bool some_hidden) {
@@ -175,7 +176,8 @@ __device__ __forceinline__ void store_weights_by_row(WeightTile& W, const float 
   }
 }
 
-/// Writes the thread's part of 64 rows of `dim` elements, each row times its factor; rows that do not exist are left out.
+/// Writes the thread's part of 64 rows of `dim` elements, each row times its factor. Rows that do not exist are left
+/// out.
 template <int dim, int columns, typename Element>
 __device__ __forceinline__ void store_rows(const Rows<Element>& rows, const float (&C)[4][columns],
                                            const float (&factor)[4]) {
@@ -196,7 +198,7 @@ __device__ __forceinline__ void store_rows(const Rows<Element>& rows, const floa
   }
 }
 
-/// Over the sixteen lanes that share a row.
+/// Combines the values of the sixteen lanes that share a row.
 template <typename Combine>
 __device__ __forceinline__ float reduce_row(float value, Combine combine) {
 #pragma unroll

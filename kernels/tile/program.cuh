@@ -6,19 +6,20 @@
 #include "ptx/warp.cuh"
 #include "tile/math.cuh"
 
-// What the source of a program is made of (src/program/source.cpp writes it, before the kernel): its operations, and the
-// ranges of what tensors hold. docs/numerics.md defines them.
+// The building blocks of a program's source, which src/program/source.cpp writes before the kernel: operations, and
+// ranges of the elements of tensors. docs/numerics.md defines the operations.
 
 namespace flash_attention::tile {
 
-/// The program of the unit. The source specialises Program<true>; a kernel without one has nothing. What depends on the row
-/// or on the key alone is in Row and Key, so that a kernel computes it once for many pairs.
+/// The program of the compilation unit. The source specialises Program<true>; in a kernel without a program it does
+/// nothing. Row and Key hold whatever depends only on the row or only on the key, so that a kernel computes it once for
+/// many pairs.
 template <bool present>
 struct Program {
-  static constexpr float largest = 0;  // a bound of the score, but for NaN
+  static constexpr float largest = 0;  // a bound of the score, unless it is NaN
   struct Row {};
   struct Key {};
-  struct SeenKeys {};  // what tensors hold in a tile of keys
+  struct SeenKeys {};  // ranges of tensors' elements in a tile of keys
   __device__ __forceinline__ Program(const abi::AttentionArgs&, int, int) {}
   __device__ __forceinline__ Row row(int, int = 0) const { return {}; }
   __device__ __forceinline__ Key key(int, int = 0) const { return {}; }
@@ -26,7 +27,7 @@ struct Program {
 
 namespace program {
 
-// Ints go round where they leave their range.
+// Ints wrap around.
 __device__ __forceinline__ int add(int x, int y) { return static_cast<int>(static_cast<unsigned>(x) + y); }
 __device__ __forceinline__ int sub(int x, int y) { return static_cast<int>(static_cast<unsigned>(x) - y); }
 __device__ __forceinline__ int mul(int x, int y) { return static_cast<int>(static_cast<unsigned>(x) * y); }
@@ -49,17 +50,17 @@ __device__ __forceinline__ int mod(int x, int y) {
 __device__ __forceinline__ float add(float x, float y) { return x + y; }
 __device__ __forceinline__ float sub(float x, float y) { return x - y; }
 __device__ __forceinline__ float mul(float x, float y) { return x * y; }
-/// The nearest float. A divisor outside of 2^-126 .. 2^126 counts as 0 or infinity. The compiler's division branches to a
-/// slow path for each score, and takes three times as long to compile.
+/// The nearest float. A divisor outside of 2^-126 .. 2^126 counts as 0 or infinity. The compiler's own division
+/// branches to a slow path for each score, and takes three times as long to compile.
 __device__ __forceinline__ float div(float x, float y) {
   const float guess = ptx::reciprocal(y);
   const float refined = ptx::fma(guess, ptx::fma(-y, guess, 1.0f), guess);
-  const float inverse = refined == refined ? refined : guess;  // of 0 and infinity
+  const float inverse = refined == refined ? refined : guess;  // for 0 and infinity
   const float quotient = x * inverse;
   const float better = ptx::fma(ptx::fma(-y, quotient, x), inverse, quotient);
   return better == better ? better : quotient;
 }
-/// What is left of x, exactly: multiples of y by falling powers of 2 are taken off.
+/// The remainder of x, exactly: subtracts multiples of y by falling powers of 2.
 __device__ __forceinline__ float fmod(float x, float y) {
   const float size = ptx::abs(y);
   float rest = ptx::abs(x), step = size;
@@ -76,7 +77,7 @@ __device__ __forceinline__ float min(float x, float y) { return x < y || x != x 
 __device__ __forceinline__ float max(float x, float y) { return x > y || x != x ? x : y; }
 __device__ __forceinline__ float exp(float x) { return tile::exp(x); }
 __device__ __forceinline__ float log(float x) { return tile::log(x); }
-/// Two terms of the series near 0, where 1 - 2 / (1 + e^2x) would lose its bits: few instructions, few registers.
+/// Near 0, where 1 - 2 / (1 + e^2x) would lose its bits, two terms of the series: few instructions, few registers.
 __device__ __forceinline__ float tanh(float x) {
   const float square = x * x;
   const float near_zero = ptx::fma(x * square, ptx::fma(square, 2.0f / 15, -1.0f / 3), x);
@@ -138,18 +139,18 @@ __device__ __forceinline__ int to_int(float x) {
   return x == x ? static_cast<int>(x) : 0;
 }
 
-/// first + distance, below 2^24: no conversion where the distance is a literal.
+/// first + distance, below 2^24. It needs no conversion if the distance is a literal.
 __device__ __forceinline__ float index_as_float(int first, int distance) {
   return static_cast<float>(first) + static_cast<float>(distance);
 }
 
-/// An index counts from the end where it is negative, and is kept inside.
+/// A negative index counts from the end. Every index is clamped to the tensor.
 __device__ __forceinline__ int inside(int index, int size) {
   if (index < 0) index += size;
   return max(0, min(index, size - 1));
 }
 
-/// Where an element of a tensor is.
+/// The place of an element in a tensor.
 template <typename... Indices>
 __device__ __forceinline__ int offset(const int* sizes, Indices... indices) {
   int place = 0, axis = 0;
@@ -174,7 +175,8 @@ __device__ __forceinline__ bool element_bool(const void* data, int place) {
   return static_cast<const unsigned char*>(data)[place] != 0;
 }
 
-// What a tensor holds where its indices are in ranges. Only the last axis may span, and no more than so many elements.
+// The range of a tensor's elements if its indices are in ranges. Only the last axis may be a range, of at most this
+// many elements.
 constexpr int max_elements = 1024;
 
 struct Span {
@@ -201,7 +203,7 @@ __device__ __forceinline__ Span span(const int* sizes, Ranges... ranges) {
   return result;
 }
 
-/// The smallest and the largest of a span.
+/// The smallest and the largest element of a span.
 template <typename Get>
 __device__ __forceinline__ abi::interval::Ints range_of_ints(const Span& span, Get get) {
   if (span.count == 0) return abi::interval::any_int();
@@ -218,7 +220,7 @@ __device__ __forceinline__ abi::interval::Ints range_of_ints(const Span& span, G
   return {lo, hi};
 }
 
-/// The same by eight lanes of a warp together, for a span that they have in common. All lanes of the warp take part.
+/// The same, computed by eight lanes of a warp together for a span that they share. All lanes of the warp take part.
 constexpr int range_lanes = 8;
 template <typename Get>
 __device__ __forceinline__ abi::interval::Ints range_of_ints_by_lanes(const Span& span, Get get) {
@@ -250,7 +252,7 @@ __device__ __forceinline__ abi::interval::Bools range_of_bools_by_lanes(const Sp
   return as_bools(range_of_ints_by_lanes(span, [&](int place) { return get(place) ? 1 : 0; }));
 }
 
-/// Whether two values of rows are the same bits, so that all that follows from them is the same.
+/// Whether two values of rows have the same bits, so that everything computed from them is the same, too.
 __device__ __forceinline__ bool same(int x, int y) { return x == y; }
 __device__ __forceinline__ bool same(bool x, bool y) { return x == y; }
 __device__ __forceinline__ bool same(float x, float y) { return __builtin_bit_cast(int, x) == __builtin_bit_cast(int, y); }

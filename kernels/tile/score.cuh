@@ -6,17 +6,17 @@
 #include "tile/scales.cuh"
 #include "tile/visibility.cuh"
 
-// From the dot product of a query and a key to the score: docs/numerics.md in code. Which scores exist:
-// tile/visibility.cuh. A feature that is off leaves nothing behind.
+// From the dot product of a query and a key to the score: docs/numerics.md in code. tile/visibility.cuh says which
+// scores exist. A feature that is off compiles to nothing.
 
 namespace flash_attention::tile {
 
-// How large and how small scores may be, so that what softmax makes of them is finite.
+// Bounds of scores, which keep the results of softmax finite.
 
-/// The largest score, which stays finite when softmax multiplies it by log2 e.
+/// The largest score. It stays finite when softmax multiplies it by log2 e.
 constexpr float largest_score = 2.3e38f;
 
-/// A bias as it is added: finite ones stay so.
+/// A bias as it is added. Finite biases stay finite.
 template <Type type>
 __device__ __forceinline__ float bounded_bias(ptx::Element<type> value) {
   constexpr float largest = largest_score;
@@ -26,8 +26,8 @@ __device__ __forceinline__ float bounded_bias(ptx::Element<type> value) {
   return magnitude > largest && magnitude < infinity ? (bias < 0 ? -largest : largest) : bias;
 }
 
-/// Backward makes probabilities from lse. Below this one, which only a bias can bring about, a float has no room for the
-/// sum next to the maximum: such a row counts as one without keys.
+/// Backward computes probabilities from lse. Only a bias can make lse lower than this limit; a float then has no room
+/// for the sum next to the maximum, so such a row counts as one without keys.
 constexpr float lowest_lse = -1e7f;
 
 /// The scores of one sequence and head.
@@ -73,7 +73,7 @@ struct Score : Visibility<features> {
     return dot * scale;
   }
 
-  /// What bias and ALiBi add to a score. Only for i and j inside of the sequence.
+  /// The sum of bias and ALiBi for a score. Only for i and j inside of the sequence.
   __device__ __forceinline__ float added(int i, int j) const {
     float result = 0;
     if constexpr (features.bias) result = bounded_bias<features.bias_dtype>(bias[i * bias_stride + j]);
@@ -84,7 +84,7 @@ struct Score : Visibility<features> {
     return result;
   }
 
-  /// What the program makes of a score. Only for i and j inside of the sequence.
+  /// The program's result for a score. Only for i and j inside of the sequence.
   __device__ __forceinline__ float programmed(float score, int i, int j) const {
     return programmed(score, program.row(i), program.key(j));
   }
@@ -92,8 +92,8 @@ struct Score : Visibility<features> {
     if constexpr (features.score_program) return bounded(program.score(score, row, key));
     return score;
   }
-  /// The same; slope is multiplied by the derivative. minus_lse: the bounded lse comes off it, which makes 0 of what is
-  /// far below, bounded or not.
+  /// The same; multiplies slope by the derivative. minus_lse: the bounded lse is subtracted, so a score far below it
+  /// becomes a probability of 0, whether it is bounded or not.
   template <bool minus_lse = false>
   __device__ __forceinline__ float programmed(float score, int i, int j, float& slope) const {
     if constexpr (!features.score_program) return score;
@@ -109,7 +109,7 @@ struct Score : Visibility<features> {
     return programmed(capped(dot) + added(i, j), i, j);
   }
 
-  /// The score in units of unit_scale(): the dot product itself where the score is linear in it.
+  /// The score in units of unit_scale(). If the score is linear in the dot product, that is the dot product itself.
   __device__ __forceinline__ float in_units(float dot, int i, int j) const {
     if constexpr (linear) return dot;
     return full(dot, i, j);

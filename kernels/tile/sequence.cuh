@@ -4,7 +4,7 @@
 #include "abi/config.h"
 #include "tile/math.cuh"
 
-// Where a sequence of the batch is and how long it is.
+// The place of a sequence of the batch, and its lengths.
 
 namespace flash_attention::tile {
 
@@ -18,7 +18,7 @@ struct Sequence {
   int len_kv;
   int visible_kv;     // keys at or past it are hidden from every query
   int first_kv;       // keys before it are hidden from every query
-  long long start_q;  // first row in a packed tensor, else 0
+  long long start_q;  // first row in a packed tensor, otherwise 0
   long long start_kv;
 };
 
@@ -73,31 +73,32 @@ __device__ __forceinline__ Rows<Element> key_rows(const TensorView& view, const 
   return {static_cast<Element*>(view.data) + offset, view.seq_stride, sequence.rows_kv};
 }
 
-/// Where the row statistics (lse, dlse, delta) of a sequence and head begin.
+/// The place of the first row statistic (lse, dlse, delta) of a sequence and head.
 template <Features features>
 __device__ __forceinline__ long long statistics_offset(const AttentionArgs& args, const Sequence& sequence, int head_idx) {
   if constexpr (features.packed) return static_cast<long long>(head_idx) * args.total_q + sequence.start_q;
   return (static_cast<long long>(sequence.batch_idx) * args.heads_q + head_idx) * args.seq_q;
 }
 
-/// Where the key masses of a sequence and head begin.
+/// The place of the first key mass of a sequence and head.
 template <Features features>
 __device__ __forceinline__ long long key_mass_offset(const AttentionArgs& args, const Sequence& sequence, int head_idx) {
   if constexpr (features.packed) return static_cast<long long>(head_idx) * args.total_kv + sequence.start_kv;
   return (static_cast<long long>(sequence.batch_idx) * args.heads_q + head_idx) * args.seq_kv;
 }
 
-/// What a block of a one-dimensional grid works on. The tile index runs fastest. Under a causal mask the last query tile
-/// and the first key tile have the most work: they start first.
+/// The tile of a block of a one-dimensional grid. The tile index runs fastest. Under a causal mask the last query tile
+/// and the first key tile have the most work, so they start first.
 struct BlockCoordinates {
   int tile_idx;
   int head_idx;
   int batch_idx;
 };
 
-/// Under a causal mask tiles differ in work. Where the tile index runs fastest through the whole grid, a tile with most of
-/// it may start last, and the others wait for it. So of each group of heads the tiles with most work start first, of all
-/// heads; a group is as many heads as L2 has room for (`seq`: rows of a head that its blocks share).
+/// Under a causal mask tiles differ in work. If the tile index ran fastest through the whole grid, a tile with much
+/// work might start last, and all others would have to wait for it. So heads are taken in groups, and within a group
+/// the tiles with most work start first, those of all heads. A group is as many heads as L2 has room for (`seq`: rows
+/// of a head that its blocks share).
 template <Features features>
 __device__ __forceinline__ int by_work(int block_idx, int num_blocks, int num_tiles, int seq) {
   constexpr int rows_in_cache = 32768;  // 16 MB of K and V at 128 columns of 16 bits: an A100 has 40 MB of L2, an H200 50

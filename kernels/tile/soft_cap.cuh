@@ -7,13 +7,13 @@
 
 namespace flash_attention::tile {
 
-/// cap tanh(x) of one score, x = scale dot / cap, by w = 1 - tanh(x) = 2 / (1 + e^2x): it is cap - cap w. The error of
-/// 1e-7 cap is nothing compared with that of a 16-bit dot product.
+/// The soft cap of one score, by w = 1 - tanh(x) = 2 / (1 + e^2x) with x = scale dot / cap: it is cap - cap w. The
+/// error of 1e-7 cap is small compared with that of a 16-bit dot product.
 struct SoftCapped {
   float shortfall;  // w
 
   __device__ __forceinline__ SoftCapped(float dot, float scale, float cap) {
-    const float rate = 2.0f * log2_e * scale * ptx::reciprocal(cap);  // the same for all scores: worked out once
+    const float rate = 2.0f * log2_e * scale * ptx::reciprocal(cap);  // the same for all scores: computed once
     shortfall = ptx::reciprocal(0.5f + ptx::exp2(ptx::fma(dot, rate, -1.0f)));
   }
 
@@ -24,7 +24,7 @@ struct SoftCapped {
   }
 };
 
-/// tanh(x) of a score of which |x| is at most 1/4, to 4e-7 of it: with FMAs alone.
+/// tanh(x) of a score, if |x| is at most 1/4, to 4e-7 of it: with FMAs only.
 struct SmallTanh {
   float factors[3];  // of the powers of dot^2, times dot
 
@@ -42,7 +42,9 @@ struct SmallTanh {
   }
 };
 
-/// The largest magnitude of a thread's scores. Magnitudes compare like their bits, and integers three at a time.
+/// The largest magnitude of a thread's scores. Magnitudes are ordered as their bits, and integers are compared three at
+/// a time.
+/// a time.
 template <int count>
 __device__ __forceinline__ float largest_magnitude(const float (&S)[count]) {
   int largest[4] = {};  // four chains of comparisons

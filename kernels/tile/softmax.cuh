@@ -4,8 +4,8 @@
 #include "ptx/warp.cuh"
 #include "tile/math.cuh"
 
-// Online softmax on an accumulator fragment float[blocks][4] (tile/mma.cuh): a lane holds a part of rows g and g + 8, the
-// four lanes of a group hold all of both.
+// Online softmax on an accumulator fragment float[blocks][4] (tile/mma.cuh). A lane holds a part of rows g and g + 8;
+// the four lanes of a group together hold all of both rows.
 
 namespace flash_attention::tile {
 
@@ -15,8 +15,8 @@ __device__ __forceinline__ float reduce_quad(float value, Combine combine) {
   return combine(value, ptx::shuffle_xor(value, 2));
 }
 
-/// From the maximum (in powers of two) and the sum of a row: what its outputs are to be multiplied by, 0 for a row without
-/// keys, and its log-sum-exp. The sink is -inf if there is none.
+/// From the maximum (in powers of two) and the sum of a row: the factor of its outputs, 0 for a row without keys, and
+/// its log-sum-exp. The sink is -inf if there is none.
 __device__ __forceinline__ float finish_row(float max, float sum, float sink, float& lse) {
   const float sink_log2 = sink * log2_e;
   const float new_max = ptx::max(max, sink_log2);
@@ -24,14 +24,14 @@ __device__ __forceinline__ float finish_row(float max, float sum, float sink, fl
   const float rescale = ptx::exp2(max - reference);
   const float new_total = ptx::fma(sum, rescale, ptx::exp2(sink_log2 - reference));
   lse = new_total == 0 ? -infinity : (new_max + ptx::log2(new_total)) * ln_2;
-  // A sink may leave nothing of a row that has keys. It is not a row without keys: a NaN among its values shows.
+  // A sink may be so large that the row's factor is 0. The row still has keys, so a NaN among its values must show.
   const float factor = rescale / new_total;
   return sum == 0 ? 0 : (factor == 0 ? smallest : factor);
 }
 
-/// The log-sum-exp of a row whose maximum is max * scale, from the sum that is relative to it. Not by way of powers of two:
-/// its product with two constants is rounded, each time by 2^-24 of its size. max * scale is rounded as backward rounds
-/// scores, so that a key that outweighs all others has the probability 1 there.
+/// The log-sum-exp of a row whose maximum is max * scale, from the sum relative to it. It does not go by way of powers
+/// of two: two products with constants would each round it by 2^-24 of its size. max * scale is rounded in the same way
+/// as backward rounds scores, so a key that outweighs all others has the probability 1 there.
 __device__ __forceinline__ float exact_lse(float max, float scale, float sum, float sink) {
   if (sum == 0) return sink;
   const float scaled = ptx::multiply(max, scale);
@@ -39,7 +39,7 @@ __device__ __forceinline__ float exact_lse(float max, float scale, float sum, fl
   return sink + log(ptx::fma(sum, exp(scaled - sink), 1));
 }
 
-/// The log-sum-exp with a sink added to it. A NaN stays one.
+/// The log-sum-exp with a sink added. A NaN stays NaN.
 __device__ __forceinline__ float lse_with_sink(float lse, float sink) {
   if (lse != lse) return lse;  // the comparison below would drop a NaN
   // The larger of the two logarithms is factored out, so that neither exponential can overflow.
@@ -47,26 +47,27 @@ __device__ __forceinline__ float lse_with_sink(float lse, float sink) {
   return larger == -infinity ? larger : larger + ptx::log2(1.0f + ptx::exp2(difference * log2_e)) * ln_2;
 }
 
-/// A moment with p x more, where p = 2^x; a hidden score has x = -inf, and p = 0.
+/// The moment plus p x, where p = 2^x. A hidden score has x = -inf, and p = 0.
 template <bool may_be_hidden = true>
 __device__ __forceinline__ float add_moment(float moment, float p, float x) {
   return ptx::fma(p, may_be_hidden ? ptx::max(x, -256.0f) : x, moment);
 }
 
-/// What two rows know of their scores besides maximum and sum, where a call asks for it.
+/// Statistics of two rows beside maximum and sum, for calls that need them.
 template <bool has_largest, bool has_moment>
 struct RowStatistics {
   static constexpr bool tracks_largest = has_largest, tracks_moment = has_moment;
   float largest[2] = {-infinity, -infinity};  // score, in the units of the scores
   float moment[2] = {0, 0};  // this lane's sum of p x, where p = 2^x is relative to the row's maximum or reference
 
-  /// The maximum rises by `step` powers of two (-inf: from nothing); `sum` and the moment were relative to the old one.
+  /// The maximum rises by `step` powers of two (-inf: there was none). `sum` and the moment were relative to the old
+  /// maximum.
   __device__ __forceinline__ void raise(int row, float step, float sum, float rescale) {
     if constexpr (has_moment) moment[row] = (moment[row] - (step < infinity ? sum * step : 0)) * rescale;
   }
 };
 
-/// Of calls that ask for neither: nothing.
+/// For calls that need none: does nothing.
 template <>
 struct RowStatistics<false, false> {
   static constexpr bool tracks_largest = false, tracks_moment = false;
@@ -79,11 +80,12 @@ __device__ __forceinline__ float row_entropy(float reference, float sum, float m
   const float new_reference = ptx::max(reference, sink_log2);
   const float rescale = ptx::exp2(reference - new_reference);
   const float total = ptx::fma(sum, rescale, ptx::exp2(sink_log2 - new_reference));
-  const float above = new_reference - reference + ptx::log2(total);  // lse less the reference
+  const float above = new_reference - reference + ptx::log2(total);  // lse minus the reference
   return rescale / total * (sum * above - moment) * ln_2;
 }
 
-/// Beyond this, in powers of two, the rounding error of a row's maximum would show next to that of 16-bit probabilities.
+/// Beyond this limit, in powers of two, the rounding error of a row's maximum would be visible next to that of 16-bit
+/// probabilities.
 constexpr float large_reference = 4096.0f;
 
 /// The running maximum and sum of two rows. The maximum is in the units of the scores, the sum is this lane's part.
@@ -91,10 +93,11 @@ struct RowState {
   float max[2] = {-infinity, -infinity};
   float sum[2] = {0, 0};
 
-  /// S becomes 2^log2_P_scale exp(scale * (S - new maximum)), 0 where S is -inf. Returns in `rescale` what earlier sums and
-  /// outputs are to be multiplied by, 1 where the maximum stays: a tile in which a row sees nothing changes no bit of it.
-  /// scale_log2 = scale * log2(e) > 0. A large maximum is taken off before the scale: the rounding error of their product
-  /// would be an exponent. With `exact` every maximum is; otherwise the lanes of the warp ask each other.
+  /// S becomes 2^log2_P_scale exp(scale * (S - new maximum)), 0 if S is -inf. `rescale` is the factor of earlier sums
+  /// and outputs. It is 1 if the maximum stays, so a tile in which a row sees nothing changes no bit of the row.
+  /// scale_log2 = scale * log2(e) > 0. A large maximum is subtracted before the product with the scale, because the
+  /// rounding error of that product would be an error of the exponent. With `exact` every maximum is; otherwise a vote
+  /// of the warp decides.
   template <int log2_P_scale = 0, bool exact = false, int blocks>
   __device__ __forceinline__ void update(float (&S)[blocks][4], float scale_log2, float (&rescale)[2]) {
     update<log2_P_scale, exact>(S, {scale_log2, scale_log2}, rescale);
@@ -116,7 +119,7 @@ struct RowState {
 #pragma unroll
       for (int n = 0; n < blocks; ++n) new_max = ptx::max(new_max, ptx::max(S[n][2 * half], S[n][2 * half + 1]));
       new_max = reduce_quad(new_max, [](float a, float b) { return ptx::max(a, b); });
-      // A row that has seen nothing keeps finite arithmetic: exp2(-inf - 0) = 0.
+      // For a row that has seen nothing the arithmetic stays finite: exp2(-inf - 0) = 0.
       origin[half] = new_max == -infinity ? 0 : new_max;
       rescale[half] = ptx::exp2((max[half] - origin[half]) * scale_log2[half]);
       if constexpr (Statistics::tracks_moment)

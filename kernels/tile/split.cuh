@@ -4,25 +4,27 @@
 #include "ptx/memory.cuh"
 #include "tile/mma.cuh"
 
-// Products of floats on tensor cores, which read 11 bits of a float (tf32, mma.sync m16n8k8). A float is a sum of two such
-// numbers but for its last bits, x = high + low, and a product is three:
+// Products of floats on tensor cores, which read 11 bits of a float (tf32, mma.sync m16n8k8). A float is the sum of two
+// such numbers, except for its last bits: x = high + low. So a product is three:
 //
 //   A B = high(A) high(B) + high(A) low(B) + low(A) high(B)              low(A) low(B) is below 2^-22 of it
 //
-// Tensor cores cut off what a sum has behind its last bit. Over a long sum that grows to many units, so a chain of products
-// is short, the small ones first, and chains are added in fp32, rounded to nearest.
+// Tensor cores truncate a sum after its last bit. Over a long sum that error grows to many units. So a chain of
+// products is short and begins with the small ones, and chains are added in fp32, rounded to nearest.
 //
-// With Features::one_product (precision = tf32) a product is high(A) high(B) alone.
+// With Features::one_product (precision = tf32) a product is only high(A) high(B).
 //
-// Fragments are those of 16-bit elements with a float in the place of a pair: rows of 16 bytes are four columns, ldmatrix
-// brings them as they are. It transposes pairs of 16 bits only, so operands whose rows are contracted come by single loads.
+// Fragments are those of 16-bit elements with a float in the place of a pair: rows of 16 bytes are four columns, which
+// ldmatrix loads as they are. But ldmatrix transposes pairs of 16 bits only, so operands whose rows are contracted are
+// read by single loads.
 
 namespace flash_attention::tile {
 
 using namespace abi;
 
-/// Registers of an operand in two parts, or the higher one alone. An Inf has a NaN as its lower part: rows that this
-/// reaches are done again (forward/repair.cuh, backward/repair.cuh). The tensor cores ignore the lower part's last 13 bits.
+/// Registers of an operand in two parts, or of the higher part only. An Inf has a NaN as its lower part: rows that it
+/// reaches are computed again (forward/repair.cuh, backward/repair.cuh). The tensor cores ignore the last 13 bits of
+/// the lower part.
 template <int registers, int products>
 struct Split {
   static constexpr bool has_low = products == 3;
@@ -30,7 +32,7 @@ struct Split {
   unsigned low[has_low ? registers : 1];
 
   __device__ __forceinline__ void set(int r, float value) {
-    // cvt.rna.tf32 of a finite number: the instruction is four, which look at Inf and NaN.
+    // cvt.rna.tf32 of a finite number. The instruction itself compiles to four, which also test for Inf and NaN.
     high[r] = (__builtin_bit_cast(unsigned, value) + 0x1000u) & 0xffffe000u;
     if constexpr (has_low) low[r] = __builtin_bit_cast(unsigned, value - __builtin_bit_cast(float, high[r]));
   }
@@ -40,7 +42,8 @@ struct Split {
   }
 };
 
-/// The products of one kind for two neighbouring blocks of eight columns and every 16 rows: neighbours are independent.
+/// The products of one kind for two neighbouring blocks of eight columns and every 16 rows. Neighbours do not depend on
+/// each other.
 template <int m_tiles, typename Rows, typename Columns>
 __device__ __forceinline__ void mma_tf32(float (&sum)[m_tiles][2][4], const Rows& rows_of, const Columns& columns) {
 #pragma unroll
@@ -53,7 +56,7 @@ __device__ __forceinline__ void mma_tf32(float (&sum)[m_tiles][2][4], const Rows
   }
 }
 
-/// load_a of multiply_split from one that brings registers.
+/// load_a of multiply_split, from one that loads registers.
 template <typename LoadA>
 __device__ __forceinline__ auto split_rows(const LoadA& load_a) {
   return [&](auto& A, int m, int step) {
@@ -63,9 +66,10 @@ __device__ __forceinline__ auto split_rows(const LoadA& load_a) {
   };
 }
 
-/// C += A B over `steps` steps of 8, in chains of two steps, of four if a product is one. load_a(A, m, step) brings Split
-/// of 16 rows, load_b(B, n, step) registers of 16 columns; a column pair at or past `pairs` is left out. So many chains are
-/// unrolled as A needs whose elements are registers; of others one, which keeps the next loads from filling the registers.
+/// C += A B over `steps` steps of 8, in chains of two steps, or of four with one_product. load_a(A, m, step) loads
+/// Split of 16 rows, load_b(B, n, step) registers of 16 columns; pairs of columns from `pairs` on are left out. If A's
+/// elements are in registers, as many chains are unrolled as A needs; otherwise one, so that the loads of the next
+/// chain do not fill the registers.
 template <Features features, int steps, int unrolled, int m_tiles, int blocks, typename LoadA, typename LoadB>
 __device__ __forceinline__ void multiply_split(float (&C)[m_tiles][blocks][4], LoadA load_a, LoadB load_b,
                                                int pairs = blocks / 2) {
@@ -110,8 +114,8 @@ __device__ __forceinline__ void multiply_split(float (&C)[m_tiles][blocks][4], L
   }
 }
 
-/// A block of an accumulator as the A operand of a product that contracts its 8 columns: element t is column 2t, element
-/// t + 4 column 2t + 1, so that they stay in their lanes. contracted_rows brings B's rows in the same order.
+/// A block of an accumulator as the A operand of a product that contracts its 8 columns. Element t is column 2t, and
+/// element t + 4 is column 2t + 1, so elements stay in their lanes. contracted_rows loads B's rows in the same order.
 template <int products>
 __device__ __forceinline__ void split_a(Split<4, products>& A, const float (&block)[4]) {
   A.set(0, block[0]);
@@ -120,15 +124,15 @@ __device__ __forceinline__ void split_a(Split<4, products>& A, const float (&blo
   A.set(3, block[3]);
 }
 
-/// B of C = A X where X's rows are contracted, in the order of split_a: the address of row 2t, column g of its first block.
-/// Of the 32 lanes no two meet in a bank.
+/// B of C = A X whose contracted rows of X are in the order of split_a: the address of row 2t, column g of its first
+/// block. All 32 lanes use different banks.
 template <typename Tile>
 __device__ __forceinline__ unsigned contracted_address(unsigned tile_address, int lane) {
   const int row = lane % 4 * 2, column = lane / 4;
   return tile_address + Tile::offset(row, column / 4) + column % 4 * 4;
 }
 
-/// 16 columns from 16 n on of rows 8 step .. 8 step + 7.
+/// Loads 16 columns from 16 n on of rows 8 step .. 8 step + 7.
 template <typename Tile>
 __device__ __forceinline__ void contracted_rows(unsigned (&B)[4], unsigned address, int n, int step) {
 #pragma unroll
@@ -139,7 +143,7 @@ __device__ __forceinline__ void contracted_rows(unsigned (&B)[4], unsigned addre
   }
 }
 
-/// The same with rows in their order, as ldmatrix brings A's columns: t and t + 4. Two lanes meet in a bank.
+/// The same with rows in their own order, in which ldmatrix loads A's columns: t and t + 4. Two lanes share a bank.
 template <typename Tile>
 __device__ __forceinline__ unsigned ordered_address(unsigned tile_address, int lane) {
   const int row = lane % 4, column = lane / 4;
@@ -151,7 +155,7 @@ __device__ __forceinline__ void ordered_rows(unsigned (&B)[4], unsigned address,
   for (int block = 0; block < 2; ++block) {
     const unsigned first = Tile::step(address, 2 * (2 * n + block)) + step * 8 * 128;
     B[2 * block] = ptx::load_shared<unsigned>(first);
-    B[2 * block + 1] = ptx::load_shared<unsigned>((first ^ 64u) + 4 * 128);  // four rows on
+    B[2 * block + 1] = ptx::load_shared<unsigned>((first ^ 64u) + 4 * 128);  // four rows later
   }
 }
 

@@ -2,11 +2,11 @@
 
 #include "tile/math.cuh"
 
-// A tile of elements in shared memory, laid out so that ldmatrix and 16-byte copies meet no bank conflict.
+// A tile of elements in shared memory, in a layout in which ldmatrix and 16-byte copies have no bank conflicts.
 //
-// Columns are counted in 16 bits: a float takes two. They come in panels of 64, a row of a panel is 128 bytes: all 32
-// banks. Its eight 16-byte chunks are permuted by the row, chunk c of row r is at place c ^ (r % 8), so that the same chunk
-// of eight neighbouring rows, which ldmatrix reads at once, covers all banks:
+// Columns are counted in 16 bits: a float takes two. A panel is 64 columns, so a row of a panel is 128 bytes and covers
+// all 32 banks. Its eight 16-byte chunks are permuted by the row: chunk c of row r is at place c ^ (r % 8). So the same
+// chunk of eight neighbouring rows, which ldmatrix reads together, covers all banks:
 //
 //   row 0:  0 1 2 3 4 5 6 7
 //   row 1:  1 0 3 2 5 4 7 6
@@ -29,14 +29,14 @@ struct SwizzledTile {
 
   alignas(1024) unsigned char bytes[panels * panel_bytes];
 
-  /// Where chunk `chunk` (16 bytes) of a row is, in bytes from the start.
+  /// The place of chunk `chunk` (16 bytes) of a row, in bytes from the start of the tile.
   __device__ static constexpr unsigned offset(int row, int chunk) {
     return static_cast<unsigned>(chunk / 8 * panel_bytes + row * 128 + ((chunk % 8) ^ (row % 8)) * 16);
   }
 
-  /// From the address of an even chunk of the first panel (or of the chunk after it) to that `chunks` further on; `chunks`
-  /// is even. The rows of an address never change its three chunk bits, so a step is one XOR, folded into the instruction
-  /// where the loop is unrolled.
+  /// From the address of an even chunk of the first panel (or of the chunk after it) to the one `chunks` chunks later;
+  /// `chunks` is even. The rows in an address never change its three chunk bits, so a step is one XOR. In an unrolled
+  /// loop it is part of the instruction's address.
   __device__ static constexpr unsigned step(unsigned address, int chunks) {
     return (address ^ static_cast<unsigned>(chunks % 8 * 16)) + static_cast<unsigned>(chunks / 8 * panel_bytes);
   }

@@ -2,8 +2,8 @@
 
 #include "tile/sequence.cuh"
 
-// The rows of packed tensors that belong to no sequence, those from cu_seqlens[batch] on: written as a row that sees
-// nothing. The blocks of the grid share them; nearly always there are none.
+// The rows of packed tensors that belong to no sequence: those from cu_seqlens[batch] on. They are written as rows that
+// see nothing. The blocks of the grid share them; nearly always there are none.
 
 namespace flash_attention::tile {
 
@@ -21,7 +21,7 @@ __device__ __forceinline__ void clear_rows(const TensorView& view, int begin, in
   }
 }
 
-/// O and lse. `threads` of each block call it.
+/// Clears O and lse. `threads` threads of each block call it.
 template <auto config>
 __device__ __forceinline__ void clear_output_tail(const AttentionArgs& args, int thread, int threads) {
   if constexpr (config.features.packed) {
@@ -46,7 +46,7 @@ __device__ __forceinline__ void clear_output_tail(const AttentionArgs& args, int
   }
 }
 
-/// Key masses.
+/// Clears key masses.
 template <auto config>
 __device__ __forceinline__ void clear_key_mass_tail(const AttentionArgs& args, int thread, int threads) {
   if constexpr (config.features.packed) {
@@ -60,7 +60,7 @@ __device__ __forceinline__ void clear_key_mass_tail(const AttentionArgs& args, i
   }
 }
 
-/// dQ, dK and dV.
+/// Clears dQ, dK and dV.
 template <auto config>
 __device__ __forceinline__ void clear_gradient_tails(const AttentionArgs& args, int thread, int threads) {
   if constexpr (config.features.packed) {

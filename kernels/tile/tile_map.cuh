@@ -7,11 +7,11 @@
 #include "tile/sequence.cuh"
 #include "tile/workspace.cuh"
 
-// What the masks that are data say: of a pair of query and key, and of a tile.
+// The masks that are data, applied to a pair of query and key, and to a tile.
 
 namespace flash_attention::tile {
 
-/// What another lane of the warp knows of a row or of a key.
+/// The facts that another lane of the warp has about a row or a key.
 template <typename Known>
 __device__ __forceinline__ Known known_by(const Known& known, int lane) {
   static_assert(sizeof(Known) % 4 == 0, "a shuffle moves 32 bits");
@@ -50,7 +50,8 @@ struct MaskData {
     }
   }
 
-  /// Whether key j is hidden from query i. Only for pairs inside of the sequence. No branch: each mask is asked.
+  /// Whether key j is hidden from query i. Only for pairs inside of the sequence. There are no branches: every mask is
+  /// evaluated.
   __device__ __forceinline__ bool hides_pair(int i, int j) const {
     bool result = false;
     if constexpr (features.hidden_bounds != 0) result = hides(rows + j * features.hidden_bounds, features.hidden_bounds, i);
@@ -81,8 +82,8 @@ struct TileMap {
     }
   }
 
-  /// Of the queries [q_begin, q_begin + block_q) and the keys [kv_begin, kv_begin + block_kv), as far as they exist; both
-  /// begin inside of the sequence, and whole tiles at multiples of 64.
+  /// The class of the tile of the queries [q_begin, q_begin + block_q) and the keys [kv_begin, kv_begin + block_kv), as
+  /// far as they exist. Both begin inside of the sequence; whole tiles begin at multiples of 64.
   template <int block_q, int block_kv>
   __device__ __forceinline__ TileClass of(int q_begin, int kv_begin) const {
     if constexpr (!present) return TileClass::full;
@@ -106,7 +107,7 @@ struct TileMap {
   }
 };
 
-/// The tiles of 64 keys of which the queries [q_begin, q_begin + block_q) see something, as far as the masks say.
+/// The tiles of 64 keys of which the masks show something to the queries [q_begin, q_begin + block_q).
 template <Features features, int block_q>
 struct KeyTileList {
   static constexpr bool present = TileMap<features>::present;
@@ -125,7 +126,7 @@ struct KeyTileList {
     return *this;
   }
 
-  /// The first from `tile` on, or `end`.
+  /// The first listed tile from `tile` on, or `end`.
   __device__ __forceinline__ int seek(int tile, int end) const {
     if constexpr (!present) return tile;
 #pragma unroll 1
@@ -141,7 +142,8 @@ struct KeyTileList {
   }
 };
 
-/// Of each tile of keys of one sequence and query head, which tiles of queries see something of it: map_words(seq_q) words.
+/// For each tile of keys of one sequence and query head: which tiles of queries see something of it, map_words(seq_q)
+/// words.
 template <Features features>
 __device__ __forceinline__ unsigned* map_columns(const AttentionArgs& args, const Sequence& sequence, int head_idx) {
   const int head = head_idx / (args.heads_q / args.map_heads);
@@ -153,13 +155,13 @@ __device__ __forceinline__ unsigned* map_columns(const AttentionArgs& args, cons
          (head * head_columns + column) * map_words(args.seq_q);
 }
 
-/// Finds the next tile that is seen in a row or column of tiles. A warp looks at 32 tiles at a time, a lane at one; all
-/// lanes call it together.
+/// Finds the next visible tile in a row or column of tiles. A warp tests 32 tiles at a time, one a lane; all lanes call
+/// it together.
 struct VisibleTiles {
-  int base = -1;      // of the tiles that `seen` is about
+  int base = -1;      // the first of the tiles that `seen` describes
   unsigned seen = 0;  // a bit a tile
 
-  /// The first of `tile`, tile + 1, ... that is seen, or `end`.
+  /// The first visible tile of `tile`, tile + 1, ..., or `end`.
   template <typename IsSeen>
   __device__ __forceinline__ int next(int tile, int end, const IsSeen& is_seen) {
     while (tile < end) {
@@ -171,7 +173,7 @@ struct VisibleTiles {
     return end;
   }
 
-  /// The first of `tile`, tile - 1, ... that is seen, or `begin` - 1.
+  /// The first visible tile of `tile`, tile - 1, ..., or `begin` - 1.
   template <typename IsSeen>
   __device__ __forceinline__ int previous(int tile, int begin, const IsSeen& is_seen) {
     while (tile >= begin) {

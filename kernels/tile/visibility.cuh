@@ -5,9 +5,9 @@
 #include "tile/sequence.cuh"
 #include "tile/tile_map.cuh"
 
-// Which keys a query sees, for all kernels: of a pair (visible), of a row (keys_of), of rows (keys_of_any, keys_of_all), of
-// a tile (none_visible, masks_hide, all_visible; else it is partial), and the tiles of a row or a column (key_tiles,
-// query_tiles). docs/numerics.md has the formula; its CPU twin is src/cpu/tile/rows.h.
+// Which keys a query sees, for all kernels: of a pair (visible), of a row (keys_of), of rows (keys_of_any,
+// keys_of_all), of a tile (none_visible, masks_hide, all_visible; otherwise it is partial), and the tiles of a row or a
+// column (key_tiles, query_tiles). docs/numerics.md has the formula. The same for the CPU is src/cpu/tile/rows.h.
 
 namespace flash_attention::tile {
 
@@ -17,17 +17,17 @@ struct TileRange {
   int end;
 };
 
-/// A range of keys, the last one excluded; empty where end <= begin.
+/// A range of keys, the last one excluded. It is empty if end <= begin.
 struct KeyRange {
   int begin;
   int end;
 };
 
-/// What the queries of one sequence and head see.
+/// The keys that the queries of one sequence and head see.
 template <Features features>
 struct Visibility {
   static constexpr bool hides = features.hides_keys();
-  /// True where tiles may be hidden that are in the range of their rows.
+  /// Whether some tiles within the range of their rows may be hidden.
   static constexpr bool skips_tiles = features.has_tile_map();
 
   int len_q;
@@ -41,7 +41,7 @@ struct Visibility {
   const unsigned char* mask;
   long long mask_stride;
   MaskData<features> data;  // hidden rows, blocks and a mask program
-  TileMap<features> map;    // what they say of tiles
+  TileMap<features> map;    // their map of tiles
   SequenceBits<features> bits;
 
   __device__ __forceinline__ Visibility(const AttentionArgs& args, const Sequence& sequence, int head_idx)
@@ -67,13 +67,13 @@ struct Visibility {
     }
   }
 
-  /// Of two bounds the nearer one; a negative one is none.
+  /// The nearer of two bounds. A negative bound means none.
   __device__ __forceinline__ static int tighter(int bound, int other) {
     constexpr int far = 0x3fffffff;  // adding a position does not overflow
     return min(bound < 0 ? far : bound, other < 0 || other > far ? far : other);
   }
 
-  /// The edges of query i's window, the second excluded. Both grow with i.
+  /// The edges of query i's window, the second one excluded. Both grow with i.
   __device__ __forceinline__ int window_begin(int i) const {
     const int begin = i + diagonal - window_left;
     return features.chunk ? max(begin, chunk_begin(i + diagonal)) : begin;
@@ -86,7 +86,8 @@ struct Visibility {
     return abi::chunk_begin(position, features.left_padding ? first_kv : 0, chunk);
   }
 
-  /// The keys that query i may see, but for the mask tensor; none outside of the sequence.
+  /// The keys that query i may see, before the mask tensor is applied. Keys outside of the sequence are never among
+  /// them.
   __device__ __forceinline__ KeyRange keys_of(int i) const {
     KeyRange range{0, i < len_q ? visible_kv : 0};
     if constexpr (features.left_padding) range.begin = first_kv;
@@ -95,8 +96,8 @@ struct Visibility {
     return range;
   }
 
-  /// The keys that some of the queries [q_begin, q_end) may see; those that all of them see, but for queries that are not
-  /// in use. Both bounds of a range grow with the query.
+  /// keys_of_any: the keys that some of the queries [q_begin, q_end) may see. keys_of_all: those that all of them see;
+  /// unused queries do not count. Both bounds of a range grow with the query.
   __device__ __forceinline__ KeyRange keys_of_any(int q_begin, int q_end) const {
     if (q_begin >= len_q) return {0, 0};
     return {keys_of(q_begin).begin, keys_of(min(q_end, len_q) - 1).end};
@@ -114,7 +115,7 @@ struct Visibility {
     if constexpr (features.bit_mask()) result = result && bits.shows(i, j);
     return result;
   }
-  /// The same, whatever a bit mask says.
+  /// The same without the bit mask.
   __device__ __forceinline__ bool visible_but_by_bits(const KeyRange& range, int i, int j) const {
     bool result = j < range.end;
     if constexpr (features.window_left || features.left_padding) result = result && j >= range.begin;
@@ -154,7 +155,7 @@ struct Visibility {
     return {begin / block_q, ceil_div(end, block_q)};
   }
 
-  /// True where no query of the tile sees a key of the tile, whatever the mask tensor says.
+  /// Whether no query of the tile sees a key of the tile, even before the mask tensor is applied.
   template <int block_q, int block_kv>
   __device__ __forceinline__ bool none_visible(int q_begin, int kv_begin) const {
     bool result = kv_begin >= visible_kv || q_begin >= len_q;
@@ -164,19 +165,19 @@ struct Visibility {
     return result;
   }
 
-  /// True where hidden rows, blocks or a mask program hide all of the tile: it need not be looked at.
+  /// Whether hidden rows, blocks or a mask program hide the whole tile, so that it can be skipped.
   template <int block_q, int block_kv>
   __device__ __forceinline__ bool masks_hide(int q_begin, int kv_begin) const {
     return map.template of<block_q, block_kv>(q_begin, kv_begin) == TileClass::none;
   }
 
-  /// True where every query of the tile that exists sees every key of the tile: no score of it needs a mask.
+  /// Whether every existing query of the tile sees every key of the tile, so that no score needs a mask.
   template <int block_q, int block_kv>
   __device__ __forceinline__ bool all_visible(int q_begin, int kv_begin) const {
     return all_visible_but_by_map<block_q, block_kv>(q_begin, kv_begin) &&
            map.template of<block_q, block_kv>(q_begin, kv_begin) == TileClass::full;
   }
-  /// The same, whatever the map says.
+  /// The same without the map.
   template <int block_q, int block_kv>
   __device__ __forceinline__ bool all_visible_but_by_map(int q_begin, int kv_begin) const {
     if constexpr ((features.mask && !features.mask_map) || features.score_hides) return false;

@@ -6,9 +6,9 @@
 #include "tile/narrow.cuh"
 #include "tile/swizzle.cuh"
 
-// Sums over single rows by one warp, element by element. Tensor cores multiply a hidden score's zero by whatever is
-// behind it; where that was NaN or Inf, the few rows it reached are computed again this way, which touches only what is
-// visible.
+// Sums over single rows, by one warp, element by element. Tensor cores multiply the zero of a hidden score by the key's
+// value; if that is NaN or Inf, the row becomes NaN. The few rows that this has reached are computed again with these
+// functions, which touch only visible keys.
 
 namespace flash_attention::tile {
 
@@ -45,7 +45,7 @@ struct WarpRow {
     return result;
   }
 
-  /// To a row of a swizzled tile.
+  /// Stores the row to a row of a swizzled tile.
   template <abi::Type type, typename Tile>
   __device__ __forceinline__ void store(unsigned tile_address, int row, int lane) const {
 #pragma unroll
@@ -59,7 +59,7 @@ struct WarpRow {
     }
   }
 
-  /// To a row of a tensor, times a factor.
+  /// Stores the row, times a factor, to a row of a tensor.
   template <typename Element>
   __device__ __forceinline__ void store(Element* row, float factor, int lane) const {
 #pragma unroll
