@@ -9,8 +9,8 @@
 //     find the token's sequence, position and angle                                   token_of, slot_of
 //     read, normalise and rotate in float, [scale by the largest element of the row], round, write
 //
-// A row stays in registers from its only read to its only write. Rows do not depend on each other. A row without a place in
-// the cache is not written.
+// A row stays in registers from its only read to its only write. Rows do not depend on each other. A row that has no
+// place in the cache is not written.
 
 namespace flash_attention {
 
@@ -25,10 +25,11 @@ struct DecodeAppend {
 
   const abi::AppendArgs& args;
   int lane = static_cast<int>(threadIdx.x) % lanes;
-  int own = static_cast<int>(threadIdx.x) % 32 / lanes;  // of the rows that a warp has at once
+  int own = static_cast<int>(threadIdx.x) % 32 / lanes;  // the lane's row among those that a warp has at the same time
 
-  /// The heads of one token from `first` on: of the token itself everything is read once. All lanes of a warp come here,
-  /// those without a row, too, because of the shuffles. write(row, head_idx, exists) has the row as it shall be.
+  /// Calls write(row, head_idx, exists) with the finished row of each head of a token, from `first` on. Data of the
+  /// token is read once for all its heads. All lanes of a warp call this, even those without a row, because of the
+  /// shuffles.
   template <bool norm, typename Row, typename Write>
   __device__ __forceinline__ void for_each_head(const abi::TensorView& source, const decode::Token& token, long long idx,
                                                 long long tokens, int first, int heads, const void* weight,

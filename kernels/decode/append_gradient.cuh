@@ -6,9 +6,9 @@
 
 // Gradients of rows that decode/append has normalised and rotated.
 //
-//   for each token, its heads:      g = the gradient, turned back;  y = x / rms;  z = g * weight
+//   for each token, its heads:      g = the gradient, rotated back;  y = x / rms;  z = g * weight
 //     dx = (z - y * mean(z * y)) / rms,  the weights' gradient += g * y           without a norm: dx = g
-//   a block adds its rows' weights in one order, and append_weights the blocks': the same bits for the same call
+//   a block adds its rows' terms of the weights in a fixed order, append_weights those of the blocks: always the same bits
 
 namespace flash_attention {
 
@@ -98,7 +98,7 @@ struct DecodeAppendGradient {
     }
   }
 
-  /// The block's sum: over the rows of a warp, then over warps.
+  /// Adds up the block's sums: over the rows of a warp, then over warps.
   __device__ __forceinline__ void add(Row& sums, float* to) const {
 #pragma unroll
     for (int e = 0; e < Row::each; ++e)
@@ -107,7 +107,7 @@ struct DecodeAppendGradient {
 #pragma unroll
         for (int step = lanes; step < 32; step *= 2) sums.x[e][i] += ptx::shuffle_xor(sums.x[e][i], step);
     Storage& shared = ptx::shared_storage<Storage>();
-    ptx::barrier_sync(0, abi::append_threads);  // nobody reads what the last call left
+    ptx::barrier_sync(0, abi::append_threads);  // no thread still reads the last call's sums
     if (own == 0) sums.template store<abi::Type::float32>(lane, shared.sums[warp]);
     ptx::barrier_sync(0, abi::append_threads);
     for (int column = static_cast<int>(threadIdx.x); column < config.head_dim; column += abi::append_threads) {
@@ -131,7 +131,8 @@ __device__ __forceinline__ void decode_append_gradient(const abi::AppendGradient
   DecodeAppendGradient<config>{args}.work();
 }
 
-/// Columns of the weights' gradients, 32 a block: every warp adds some blocks' sums, the first one the warps'.
+/// Adds up the gradients of the weights, 32 columns a block: each warp adds the sums of some blocks, the first warp
+/// those of the warps.
 template <abi::AppendConfig config>
 __device__ __forceinline__ void decode_append_weights(const abi::AppendGradientArgs& args) {
   constexpr int warps = abi::append_weights_threads / 32;

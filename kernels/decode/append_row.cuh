@@ -7,7 +7,7 @@
 #include "tile/math.cuh"
 #include "tile/narrow.cuh"
 
-// What decode/append and its gradient share: the place of a token, and a row of a head in the registers of its lanes.
+// Shared by decode/append and its gradient: the place of a token, and a row of a head in the registers of its lanes.
 
 namespace flash_attention::decode {
 
@@ -23,7 +23,7 @@ struct Token {
   long long angle = 0;
 };
 
-/// A row of the cache. The page is the sequence if there are no pages.
+/// A row of the cache. Without pages, the page is the sequence.
 struct Slot {
   bool exists = false;
   long long page = 0;
@@ -44,7 +44,7 @@ __device__ __forceinline__ int sequence_of(const int* starts, int batch, long lo
   return low;
 }
 
-/// same_angle: all tokens of a sequence have the angle of the first one.
+/// same_angle: all tokens of a sequence have the angle of its first token.
 __device__ __forceinline__ Token token_of(const AppendArgs& args, long long idx, const int* starts, int seq,
                                           bool same_angle) {
   Token token;
@@ -73,13 +73,13 @@ __device__ __forceinline__ Token token_of(const AppendArgs& args, long long idx,
   return token;
 }
 
-/// Of the token's first head.
+/// The offset of the token's first head.
 __device__ __forceinline__ long long offset_of(const TensorView& view, const Token& token) {
   return token.batch * view.batch_stride + token.row * view.seq_stride;
 }
 
-/// The slot of a token; it does not exist if the position or the page is out of range. So nothing outside of the cache is
-/// written, and nothing outside of the table is read.
+/// The slot of a token. If the position or the page is out of range, the slot does not exist: so nothing outside of the
+/// cache is written, and nothing outside of the table is read.
 template <bool paged>
 __device__ __forceinline__ Slot slot_of(const AppendArgs& args, const Token& token) {
   if (!token.exists || token.position < 0 || token.position >= args.capacity) return {};
@@ -97,7 +97,7 @@ struct Count {
   static constexpr int value = n;
 };
 
-/// `values` from memory, in accesses of up to `vector` elements.
+/// Loads `values` from memory, in accesses of up to `vector` elements.
 template <int vector, int count, typename T>
 __device__ __forceinline__ void load_values(float* values, const T* from) {
   constexpr int width = tile::min(tile::min(count, vector), 16 / sizeof(T));
@@ -121,8 +121,8 @@ __device__ __forceinline__ void store_values(tile::Stored<type>* to, const float
   }
 }
 
-/// The elements of a row that each of its lanes holds. A unit is what a lane moves at a time: a vector, or the two halves
-/// of `vector` pairs, or one pair where a vector has no room for it. Units that are rotated come first.
+/// The elements of a row that a lane holds. A unit is what a lane moves at a time: a vector; or the two halves of
+/// `vector` pairs; or one pair, if a vector has no room for it. Rotated units come before the others.
 template <AppendConfig config, int head_dim, bool rotated>
 struct AppendRow {
   static constexpr int dim = head_dim, vector = config.vector, lanes = config.lanes;
@@ -136,9 +136,9 @@ struct AppendRow {
   static constexpr int rotated_each = tile::max(1, (rotated_units + lanes - 1) / lanes);
   static constexpr int width = halves ? 2 * vector : rotates ? pair_width : vector;
 
-  float x[each][width];  // 0 where a unit has fewer
+  float x[each][width];  // 0 if a unit has fewer
 
-  /// visit(Count, values, column) for each run of columns.
+  /// Calls visit(Count, values, column) for each run of columns.
   template <typename Visit>
   __device__ __forceinline__ void for_each_run(int lane, Visit visit) {
 #pragma unroll
@@ -179,7 +179,7 @@ struct AppendRow {
     });
   }
 
-  /// A weight for each column: 1 if there are none.
+  /// Loads a weight for each column, 1 if there are no weights.
   __device__ __forceinline__ void load_weights(int lane, const void* weights) {
     if (weights == nullptr) return fill(1);
     load(lane, static_cast<const tile::Stored<config.norm_dtype>*>(weights));
@@ -191,7 +191,7 @@ struct AppendRow {
     }
   }
 
-  /// The sum of f(unit, element) over the row, in all of its lanes.
+  /// The sum of f(unit, element) over the row. All of its lanes get it.
   template <typename F>
   __device__ __forceinline__ static float sum(F f) {
     float total = 0;
@@ -222,7 +222,7 @@ struct AppendRow {
   }
 };
 
-/// cos and sin of the pairs that a lane holds.
+/// The cos and sin of the pairs that a lane holds.
 template <AppendConfig config, typename Row>
 struct Angles {
   using Rotary = tile::Stored<config.rotary_dtype>;
@@ -239,12 +239,12 @@ struct Angles {
     }
   }
 
-  /// A row of the tables; the nearest inside.
+  /// The row of the tables for an angle; the nearest one if the angle is outside.
   __device__ __forceinline__ static long long row_of(const AppendArgs& args, long long angle) {
     return (angle < 0 ? 0 : angle < args.rotary_positions ? angle : args.rotary_positions - 1) * args.rotary_stride;
   }
 
-  /// Of token `idx` of `tokens`.
+  /// Loads the angles of token `idx` of `tokens`.
   __device__ __forceinline__ void load(const AppendArgs& args, int lane, const Token& token, long long idx,
                                        long long tokens) {
     if constexpr (Row::rotates) {
@@ -271,7 +271,7 @@ struct Angles {
     }
   }
 
-  /// Turns the row's pairs, or their gradients back.
+  /// Rotates the row's pairs, or rotates their gradients back.
   template <bool back>
   __device__ __forceinline__ void turn(Row& row, int lane) const {
     if constexpr (Row::rotates) {

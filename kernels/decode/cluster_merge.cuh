@@ -39,7 +39,8 @@ struct ClusterMerge {
                                     : blocks <= 8 ? 8
                                                   : 16;  // a lane has one part; lanes further on repeat them
   // A piece is 32 columns of a row. If a block merges several rows, a piece is a whole row, so that its statistics are
-  // merged only once. So is it if a row may have to be repaired, because one warp does that.
+  // merged only once. A piece is also a whole row if rows may have to be repaired, because one warp repairs a whole
+  // row.
   static constexpr int chunks = tile::ceil_div(config.head_dim_v, 32);
   static constexpr int row_pieces = repairs_rows || config.block_q >= 4 * blocks ? 1 : chunks;
   static constexpr int piece_columns = 32 * chunks / row_pieces;

@@ -1,8 +1,8 @@
 #pragma once
 
-// The consumer warps of a decode kernel: the two products of a KV block with mma.sync, and the online softmax between them.
-// Each warp has separate keys of every block, and keeps an online maximum over its keys only. Where the order of sums is
-// fixed, ordered.cuh has another way for a block: a maximum of all warps.
+// The consumer warps of a decode kernel: the two products of a KV block with mma.sync, and the online softmax between
+// them. Each warp has separate keys of every block, and keeps an online maximum over its keys only. If the order of
+// sums is fixed, ordered.cuh is used instead: there all warps share one maximum.
 //
 //   for each KV block of the run:                                                   take
 //     at the beginning of an item: Q -> shared memory -> registers                  load_Q
@@ -30,10 +30,11 @@ using namespace abi;
 
 // The two products if K and V have 8 bits. The codes become 16-bit elements in registers.
 //
-// ldmatrix moves pairs of bytes, so the columns arrive in another order. Reading K, lane t of four gets the neighbouring
-// columns 4t to 4t + 3 of 16. The products take them as columns 2t, 2t + 1, 2t + 8 and 2t + 9, so Q is stored in the same
-// order (store_Q), and the sums are unchanged. Transposing V, a lane gets columns 2g and 2g + 1 of keys 2t and 2t + 1. So
-// the accumulators hold a block of eight even columns and one of eight odd columns; Finish stores them accordingly.
+// ldmatrix moves pairs of bytes, so the columns arrive in another order. For K, lane t of four gets the neighbouring
+// columns 4t to 4t + 3 of 16. The products take them as columns 2t, 2t + 1, 2t + 8 and 2t + 9. Q is stored in the same
+// order (store_Q), so the sums are unchanged. For V, which is transposed, a lane gets columns 2g and 2g + 1 of keys 2t
+// and 2t + 1. So the accumulators hold a block of eight even columns and one of eight odd columns; Finish stores them
+// accordingly.
 
 /// S += Q K^T. load_Q(A, step) loads 16 columns of Q. load_codes(codes, n, step) loads 16 keys, the columns of two steps.
 template <Type code, Type type, int steps, int blocks, typename LoadQ, typename LoadCodes>
@@ -267,8 +268,8 @@ struct Consumer {
     score_rows<some_hidden>(S[0], args, storage.item, storage.sequence, warp_row + place.row, kv_begin + place.column);
   }
 
-  /// The same with lists of keys: what the query does not see has no bit, for all its rows, and no score depends on the
-  /// key's position.
+  /// The same with lists of keys. A key that the query does not see has no bit, for all rows of the query; and no score
+  /// depends on the key's position.
   __device__ __forceinline__ void score_listed(Scores& S, int stage) const {
     const tile::Score<features> score(args, storage.sequence, storage.item.kv_head_idx * config.group);
 #pragma unroll
@@ -395,8 +396,8 @@ struct Consumer {
     gate.V_read();
   }
 
-  /// The same in the fixed order: each warp computes the scores and probabilities of its keys, and all keys' sums of its
-  /// columns.
+  /// The same in the fixed order: each warp computes the scores and probabilities of its own keys, and then the sums of
+  /// its own columns over all keys.
   template <typename Gate>
   __device__ __forceinline__ void attend_in_order(int kv_begin, int stage, const Gate& gate) {
     const tile::KeyRange seen = storage.item.seen, full = storage.full;

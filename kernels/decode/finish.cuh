@@ -51,7 +51,8 @@ struct Finish {
   /// Writes maximum and sum of the warp's rows to shared memory, for total_of().
   __device__ __forceinline__ void share_statistics(const tile::RowState& rows, float scale_log2) const {
     const int first = out.warp % layout.row_warps * 16 + out.lane / 4;
-    if (layout.column_warps > 1 && column_warp() > 0) return;  // they are those of the warp with the first columns
+    // the warp with the first columns has the same statistics
+    if (layout.column_warps > 1 && column_warp() > 0) return;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const float sum = tile::reduce_quad(rows.sum[half], [](float a, float b) { return a + b; });
@@ -76,7 +77,7 @@ struct Finish {
     }
   };
 
-  /// Which columns of O the warp has, and its number among those that have the same.
+  /// Which columns of O the warp has, and its number among the warps that have the same columns.
   __device__ __forceinline__ int column_warp() const { return out.warp / (layout.row_warps * layout.key_warps); }
   __device__ __forceinline__ int exchange_warp() const {
     return layout.column_warps == 1 ? out.warp : out.warp % (layout.row_warps * layout.key_warps);
@@ -170,8 +171,8 @@ struct Finish {
     }
   }
 
-  /// In the fixed order each warp has all sums of its columns, and the first warp the row sums: they are exchanged only to
-  /// be written by rows.
+  /// In the fixed order each warp has the complete sums of its columns, and the first warp the row sums. They are
+  /// exchanged only so that they can be written row by row.
   template <int blocks>
   __device__ __forceinline__ void collect_in_order(const tile::RowState& rows, const float (&O)[1][blocks][4],
                                                    const Parts<config>& parts, float* part, float scale_log2) const {

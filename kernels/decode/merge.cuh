@@ -168,7 +168,7 @@ struct FinishRows {
   __device__ __forceinline__ float finish_row(const Row& row, float max, float sum, float& lse) const {
     return finish_row(row, lse, [&](float sink) { return tile::finish_row(max, sum, sink, lse); });
   }
-  /// The same in the fixed order, where the maximum is in units of the scores.
+  /// The same in the fixed order, in which the maximum is in units of the scores.
   __device__ __forceinline__ float finish_row(const Row& row, float max, float sum, float scale_log2, float& lse) const {
     return finish_row(row, lse, [&](float sink) { return tile::finish_total(max, sum, scale_log2, sink, lse); });
   }
@@ -195,7 +195,7 @@ struct FinishRows {
     if (args.lse == nullptr) return;
     ptx::store_global(args.lse + tile::statistics_offset<features>(args, sequence, row.head_idx) + row.query, lse);
   }
-  /// With lists: the largest score, from that of exponents of two. Called by one lane.
+  /// With lists: writes the largest score, computed from the largest exponent of two. Called by one lane.
   __device__ __forceinline__ void write_row_max(const Row& row, float max_log2) const {
     if constexpr (features.key_list) {
       if (args.row_max == nullptr) return;
@@ -244,10 +244,10 @@ __device__ __forceinline__ void merge_parts(const FinishRows<config>& out, const
   using Four = typename Rows::Four;
   using Pair = typename Rows::Pair;
   using Row = typename Rows::Row;
-  // Of a wide head there are few rows, and a row takes long: two warps have half of its columns each, unless one has to see
+  // A wide head has few rows, and each takes long. So two warps have half of its columns each, unless one warp must see
   // the whole row.
   constexpr bool wide = DecodeLayout(config).column_warps > 1 && !config.features.latent;
-  constexpr int together =  // as registers allow
+  constexpr int together =  // as many as registers allow
       wide ? 8 : (config.head_dim_v > 128 ? 2 : (config.block_q > 16 ? 4 : 8));
   constexpr bool halves = wide && !Rows::repairs_rows && !into_first;
   constexpr int half_columns = tile::round_up(tile::ceil_div(config.head_dim_v, 2), 128);

@@ -8,8 +8,8 @@
 #include "tile/fixed_order.cuh"
 #include "tile/mma.cuh"
 
-// A tile of keys in the fixed order of invariant bits: docs/numerics.md. Its running maximum is that of all keys, and every
-// sum goes over all of them, as in forward/sm90. No sum is split between warps:
+// A tile of keys in the fixed order of invariant bits: docs/numerics.md. The running maximum and every sum go over all
+// keys of the tile, as in forward/sm90. No sum is split between warps:
 //
 //   each warp, for its keys:     scores;  their maxima -> shared memory                           share_maxima
 //   barrier
@@ -18,13 +18,13 @@
 //   the first warp:              the row sums                                                     add_sums
 //   each warp, for its columns:  O = O * rescale + P V                                            Consumer::add_columns
 //
-// A warp writes P of a tile after the first barrier, when all warps have read that of the tile before.
+// A warp writes P of a tile after the first barrier: by then all warps have read P of the tile before.
 
 namespace flash_attention::decode {
 
 using namespace abi;
 
-/// What the warps exchange.
+/// The data that warps exchange.
 template <bool present, int keys, int warps>
 struct OrderStorage {
   alignas(16) unsigned P[keys / 16][32][4];      // as the A operand of each 16 keys, by lane
@@ -45,7 +45,7 @@ struct Order {
   using Pair = ptx::Vector<float, 2>;
   using Four = ptx::Vector<unsigned, 4>;
 
-  /// A warp's columns of O: whole units, as the loads of V have them.
+  /// A warp's columns of O. They are whole units, because V is loaded in units.
   static constexpr int unit = is_narrow(key_type(config.features)) ? 32 : 16;
   static constexpr int own_columns = tile::ceil_div(DecodeLayout::columns_of(config, config.head_dim_v), unit * warps) * unit;
   __device__ __forceinline__ static constexpr int first_column(int warp) { return warp * own_columns; }
@@ -118,7 +118,7 @@ struct Order {
     for (int e = 0; e < 4; ++e) A[e] = four[e];
   }
 
-  /// The sums of the tile, 16 keys at a time, then the rows' sums. Called by one warp.
+  /// Adds up the sums of the tile, 16 keys at a time, then the row sums. Called by one warp.
   __device__ __forceinline__ void add_sums(float (&sum)[2], const float (&rescale)[2]) const {
     float total[2] = {};
 #pragma unroll

@@ -58,7 +58,7 @@ struct Item {
   /// With lists: tiles of the rows of a query.
   static constexpr int query_tiles = features.key_list ? tile::ceil_div(config.group, config.block_q) : 1;
 
-  /// The rows of a tile, the last one excluded, of `rows` that the key head has.
+  /// The rows of a tile are [first_row(row_tile), end_row(row_tile, rows)), if the key head has `rows` rows.
   __device__ __forceinline__ static int first_row(int row_tile) {
     if constexpr (!features.key_list) return row_tile * config.block_q;
     return row_tile / query_tiles * config.group + row_tile % query_tiles * config.block_q;
@@ -71,7 +71,7 @@ struct Item {
   __device__ __forceinline__ int first_row() const { return first_row(row_tile); }
   __device__ __forceinline__ int end_row(int rows) const { return end_row(row_tile, rows); }
 
-  /// Number of row tiles among which this block's items are, and the first of them: all of the sequence's, or blockIdx.y.
+  /// The number of row tiles among which this block has items: all of the sequence, or the one of blockIdx.y.
   __device__ __forceinline__ static int row_tiles_of(const tile::Sequence& sequence) {
     static_assert(!config.one_row_tile || !(features.packed || config.row_grid));
     if constexpr (config.one_row_tile) return 1;
@@ -80,7 +80,7 @@ struct Item {
     return config.row_grid ? tile::min(1, tile::max(0, tiles - first_row_tile())) : tiles;
   }
   __device__ __forceinline__ static int first_row_tile() { return config.row_grid ? static_cast<int>(blockIdx.y) : 0; }
-  /// The same of key heads.
+  /// The same for key heads.
   __device__ __forceinline__ static int heads_of(const AttentionArgs& args) { return config.head_grid ? 1 : args.heads_kv; }
   __device__ __forceinline__ static int first_head() { return config.head_grid ? static_cast<int>(blockIdx.y) : 0; }
   __device__ __forceinline__ static Tokens tokens_of(const tile::Sequence& sequence, int row_tile) {

@@ -11,7 +11,8 @@
 //     for each KV block:  S = Q K^T;  P = softmax step -> shared memory;  O = O * rescale + P V
 //     O / sum, lse -> global
 //
-// P of a warp's rows is read by that warp alone. The sums of P V over a block are short ones, added to O at its end.
+// Only the warp itself reads P of its rows. P V is summed over a block first, and then added to O, so the sums are
+// short.
 
 namespace flash_attention {
 
@@ -37,7 +38,7 @@ __device__ __forceinline__ void ForwardSm80<config>::add_float_values(const Scor
       }
     }
   }
-  __syncwarp();  // P is there for all lanes
+  __syncwarp();  // all lanes have written P
   constexpr int group = 64;  // columns that are summed at once
 #pragma unroll
   for (int column = 0; column < dim_v; column += group) {

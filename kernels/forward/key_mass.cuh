@@ -4,8 +4,8 @@
 #include "tile/probability.cuh"
 #include "tile/tail.cuh"
 
-// How much attention each key received: the sum over the queries of the probabilities, before dropout. It needs the lse of
-// each row, so it is a launch after forward that computes the scores again: three products instead of two.
+// How much attention each key has received: the sum over the queries of its probabilities, before dropout. It needs the
+// lse of each row, so it is a launch after forward, which computes the scores again: three products instead of two.
 //
 // One block of 256 threads owns 64 keys of a query head, and adds in a fixed order: the same bits in every run.
 //

@@ -2,15 +2,15 @@
 
 // Key masses (forward/key_mass.cuh) with mma.sync and cp.async: sm_80 and up, 16-bit types.
 //
-// A thread block owns block_kv keys of a query head, 16 or 32 a warp, whose K stays in registers as the A operand. The
-// queries come in tiles of block_q, two in flight:
+// A thread block owns block_kv keys of a query head, 16 or 32 a warp. Their K stays in registers as the A operand.
+// Queries arrive in tiles of block_q, two in flight:
 //
 //   for each tile of queries that see some of the keys:
 //     prefetch the next;  wait for this one
-//     S = K Q^T                      rows are keys: a key's sum lies in four lanes, and needs no exchange until the end
+//     S = K Q^T                      rows are keys: four lanes hold a key's sum, and exchange nothing until the end
 //     mass[key] += 2^(S - lse)
 //
-// One block adds in a fixed order: the same bits in every run.
+// Each block adds in a fixed order, so every run has the same bits.
 
 #include "ptx/math.cuh"
 #include "ptx/path.cuh"
@@ -80,7 +80,7 @@ struct KeyMassSm80 {
     tile::copy_tile_async<threads, config.head_dim, QTile>(ptx::shared_address(&storage.Q[stage]),
                                                            from.from(tile_idx * block_q), thread);
   }
-  /// Of the thread's query of a tile.
+  /// -lse of the thread's query of a tile.
   __device__ __forceinline__ float minus_lse_of(int tile_idx) const {
     const int i = tile_idx * block_q + thread;
     if (thread >= block_q || i >= score.len_q) return -tile::infinity;
@@ -113,7 +113,7 @@ struct KeyMassSm80 {
         [&](unsigned(&B)[4], int, int step) { ptx::ldmatrix_x4(B, QTile::step(Q_address, 2 * step) + first * 128); });
   }
 
-  /// One tile of queries. The products of 16 queries are under way while those before them are added.
+  /// Adds one tile of queries. The products of 16 queries run while the sums of the 16 before them are added.
   template <bool some_hidden>
   __device__ __forceinline__ void add_tile(int q_begin, int stage) {
     const unsigned address =
@@ -175,7 +175,7 @@ struct KeyMassSm80 {
     ptx::copy_async_commit();
     if (thread < block_q) storage.minus_lse[0][thread] = minus_lse_of(tile_idx);
     ptx::copy_async_wait<0>();
-    __syncthreads();  // K, the first queries and their lse are there
+    __syncthreads();  // K, the first queries and their lse have landed
     keep_K();
 #pragma unroll 1
     for (int stage = 0; tile_idx < tiles.end; stage ^= 1) {
@@ -196,7 +196,7 @@ struct KeyMassSm80 {
       }
       if (thread < block_q) storage.minus_lse[stage ^ 1][thread] = next_lse;
       ptx::copy_async_wait<0>();
-      __syncthreads();  // the next queries are there, and every warp is done with these
+      __syncthreads();  // the next queries have landed, and every warp is done with these
       tile_idx = next_idx;
     }
   }

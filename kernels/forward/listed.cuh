@@ -9,8 +9,8 @@
 
 // Attention over listed keys on CUDA cores: every dtype, every head_dim, any GPU. docs/kernels/listed.md.
 //
-// One block of 256 threads computes 64 rows that share a list: the heads of one query that have a key head in common, times
-// the queries that the list serves.
+// One block of 256 threads computes 64 rows that share a list. These are the heads of one query that have a key head in
+// common, times the queries that the list serves.
 //
 //   for each 64 keys of the list:          found in its order; entries that are no keys are hidden
 //     S = Q K^T                            rows of K from where the list says
@@ -43,7 +43,7 @@ struct ForwardListed {
     float O[4][columns];
   };
 
-  /// From dot products to scores; hidden where a row does not see the key, or there is none.
+  /// Turns dot products into scores. A score is hidden if the row does not see the key, or the entry is no key.
   __device__ static void score_tile(float (&S)[4][4], const AttentionArgs& args, const tile::Sequence& sequence,
                                     const tile::ListRows& rows, const tile::KeyTile& keys) {
     const tile::ThreadPlace place;
@@ -168,7 +168,7 @@ __device__ __forceinline__ void forward_listed(const AttentionArgs& args) {
 
   typename Kernel::State state{};
   for (float& row_max : state.row_max) row_max = -tile::infinity;
-  // All rows together see nothing outside of these.
+  // The keys that any of the rows may see.
   const tile::Visibility<features> sight(args, sequence, rows.first_head);
   const tile::KeyRange range = sight.keys_of_any(rows.query(0), rows.query(rows.count - 1) + 1);
 

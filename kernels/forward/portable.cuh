@@ -88,7 +88,7 @@ struct ForwardPortable {
         total += S[r][c];
         if (features.entropy && below != -tile::infinity) moment += S[r][c] * below;
       }
-      if constexpr (features.entropy) {  // what was relative to the old maximum is relative to the new one
+      if constexpr (features.entropy) {  // terms relative to the old maximum become relative to the new one
         const float step = old_max == -tile::infinity ? 0 : old_max - reference;
         state.row_moment[r] = (state.row_moment[r] + state.row_sum[r] * step) * rescale + moment;
       }
@@ -98,7 +98,7 @@ struct ForwardPortable {
     }
   }
 
-  /// The factor of a probability, if values are codes with scales.
+  /// Multiplies a probability by the scale of its value, if values are codes with scales.
   template <typename ValueScale>
   __device__ static void scale_tile(float (&P)[4][4], int kv_begin, ValueScale value_scale) {
     const tile::ThreadPlace place;
@@ -135,7 +135,7 @@ struct ForwardPortable {
     for (int r = 0; r < 4; ++r) {
       const int i = q_begin + place.row + r;
       float sum = tile::row_total(state.row_sum[r]);
-      float row_max = state.row_max[r], above = 0;  // lse less the largest score, but for log(sum)
+      float row_max = state.row_max[r], above = 0;  // lse minus the largest score, without log(sum)
       const float largest = sum == sum ? row_max : sum, keys_sum = sum;
       if (features.sink && i < sequence.len_q) {
         const float sink = args.sink[head_idx];

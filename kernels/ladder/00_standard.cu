@@ -13,7 +13,7 @@ namespace flash_attention {
 
 using namespace abi;
 
-/// Whether query i sees key j: every key or, under a causal mask, those up to the diagonal, which ends in the last corner.
+/// Whether query i sees key j. Under a causal mask it sees keys up to the diagonal, which ends in the last corner.
 template <Features features>
 __device__ __forceinline__ bool visible(const AttentionArgs& args, int i, int j) {
   const int last = features.window_right ? i + args.seq_kv - args.seq_q : args.seq_kv - 1;
@@ -33,7 +33,7 @@ __device__ __forceinline__ void scores(const AttentionArgs& args) {
   using Element = ptx::Element<features.dtype>;
   // Neighbouring blocks have neighbouring keys, then the next query.
   const int blocks_per_row = tile::ceil_div(args.seq_kv, config.block_kv);
-  // Which tile of queries, of which head and sequence, this block computes.
+  // The tile of queries, the head and the sequence that this block computes.
   const auto block = tile::query_block(blockIdx.x, args.seq_q * blocks_per_row, args.heads_q);
   const int i = block.tile_idx / blocks_per_row;
   const int j = block.tile_idx % blocks_per_row * config.block_kv + threadIdx.x;
@@ -54,16 +54,16 @@ __device__ __forceinline__ void scores(const AttentionArgs& args) {
   ptx::store_global(score_row(args, block, i) + j, S);
 }
 
-/// P[i] = softmax(S[i]), in the place of S, and lse[i]. A thread takes a row.
+/// P[i] = softmax(S[i]), in place of S, and lse[i]. A thread takes a row.
 template <ForwardConfig config>
 __device__ __forceinline__ void softmax(const AttentionArgs& args) {
   constexpr Features features = config.features;
-  // Which tile of queries, of which head and sequence, this block computes.
+  // The tile of queries, the head and the sequence that this block computes.
   const auto block = tile::query_block(blockIdx.x, tile::ceil_div(args.seq_q, config.block_q), args.heads_q);
   const int i = block.tile_idx * config.block_q + threadIdx.x;
   if (i >= args.seq_q) return;
 
-  // Three times over the row: its maximum, its sum, its probabilities.
+  // Three loops over the row: its maximum, its sum, its probabilities.
   float* S = score_row(args, block, i);
   // Softmax so far: the largest score, and the sum of exp(score - row_max).
   float row_max = -tile::infinity, row_sum = 0;
@@ -86,7 +86,7 @@ template <ForwardConfig config>
 __device__ __forceinline__ void output(const AttentionArgs& args) {
   constexpr Features features = config.features;
   using Element = ptx::Element<features.dtype>;
-  // Which tile of queries, of which head and sequence, this block computes.
+  // The tile of queries, the head and the sequence that this block computes.
   const auto block = tile::query_block(blockIdx.x, args.seq_q, args.heads_q);
   const int i = block.tile_idx, d = threadIdx.x;
   if (d >= config.head_dim) return;

@@ -12,7 +12,7 @@ namespace flash_attention {
 
 using namespace abi;
 
-/// Whether query i sees key j: every key or, under a causal mask, those up to the diagonal, which ends in the last corner.
+/// Whether query i sees key j. Under a causal mask it sees keys up to the diagonal, which ends in the last corner.
 template <Features features>
 __device__ __forceinline__ bool visible(const AttentionArgs& args, int i, int j) {
   const int last = features.window_right ? i + args.seq_kv - args.seq_q : args.seq_kv - 1;
@@ -24,7 +24,7 @@ __device__ __forceinline__ void attention(const AttentionArgs& args) {
   constexpr Features features = config.features;
   constexpr int dim = config.head_dim;
   using Element = ptx::Element<features.dtype>;
-  // Which tile of queries, of which head and sequence, this block computes.
+  // The tile of queries, the head and the sequence that this block computes.
   const auto block = tile::query_block(blockIdx.x, tile::ceil_div(args.seq_q, config.block_q), args.heads_q);
   const int lane = threadIdx.x % 32, i = block.tile_idx * config.block_q + threadIdx.x / 32;
   if (i >= args.seq_q) return;

@@ -13,7 +13,7 @@ namespace flash_attention {
 
 using namespace abi;
 
-/// Whether query i sees key j: every key or, under a causal mask, those up to the diagonal, which ends in the last corner.
+/// Whether query i sees key j. Under a causal mask it sees keys up to the diagonal, which ends in the last corner.
 template <Features features>
 __device__ __forceinline__ bool visible(const AttentionArgs& args, int i, int j) {
   const int last = features.window_right ? i + args.seq_kv - args.seq_q : args.seq_kv - 1;
@@ -36,7 +36,7 @@ __device__ __forceinline__ void attention(const AttentionArgs& args) {
   using Element = ptx::Element<features.dtype>;
   static_assert(block_kv == 32 && dim <= 128, "a lane has one key and four columns");
   auto& storage = ptx::shared_storage<SharedStorage<dim, block_q, block_kv>>();
-  // Which tile of queries, of which head and sequence, this block computes.
+  // The tile of queries, the head and the sequence that this block computes.
   const auto block = tile::query_block(blockIdx.x, tile::ceil_div(args.seq_q, block_q), args.heads_q);
   const int lane = threadIdx.x % 32, warp_row = static_cast<int>(threadIdx.x) / 32 * rows, column = 4 * lane;
   const int q_begin = block.tile_idx * block_q;

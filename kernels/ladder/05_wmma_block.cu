@@ -2,7 +2,7 @@
 
 // The idea:  four warps share the tiles of K and V: a copy serves 64 rows, and while one warp waits another computes.
 // From 04:   a block has 64 rows, 16 for each warp; barriers of the block around the copies, of the warp for the rest.
-// It buys:   a quarter of the traffic at L2, and warps to wait behind.
+// It buys:   a quarter of the traffic at L2, and other warps that compute while one waits.
 // The limit: shared memory: S, P and P V go through it only because it is not defined where WMMA keeps their elements.
 
 #include "ladder/parts/float_tile.cuh"
@@ -16,7 +16,7 @@ namespace flash_attention {
 
 using namespace abi;
 
-/// Whether query i sees key j: every key or, under a causal mask, those up to the diagonal, which ends in the last corner.
+/// Whether query i sees key j. Under a causal mask it sees keys up to the diagonal, which ends in the last corner.
 template <Features features>
 __device__ __forceinline__ bool visible(const AttentionArgs& args, int i, int j) {
   const int last = features.window_right ? i + args.seq_kv - args.seq_q : args.seq_kv - 1;
@@ -43,7 +43,7 @@ __device__ __forceinline__ void attention(const AttentionArgs& args) {
   using Element = ptx::Element<type>;
   static_assert(block_q == rows * config.num_warps && block_kv == 32 && dim <= 128, "a lane has one key and four columns");
   auto& storage = ptx::shared_storage<SharedStorage<Element, dim, block_q, block_kv>>();
-  // Which tile of queries, of which head and sequence, this block computes.
+  // The tile of queries, the head and the sequence that this block computes.
   const auto block = tile::query_block(blockIdx.x, tile::ceil_div(args.seq_q, block_q), args.heads_q);
   const int lane = threadIdx.x % 32, warp_row = static_cast<int>(threadIdx.x) / 32 * rows, column = 4 * lane;
   const int q_begin = block.tile_idx * block_q;

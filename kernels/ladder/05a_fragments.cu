@@ -16,7 +16,7 @@ namespace flash_attention {
 
 using namespace abi;
 
-/// Whether query i sees key j: every key or, under a causal mask, those up to the diagonal, which ends in the last corner.
+/// Whether query i sees key j. Under a causal mask it sees keys up to the diagonal, which ends in the last corner.
 template <Features features>
 __device__ __forceinline__ bool visible(const AttentionArgs& args, int i, int j) {
   const int last = features.window_right ? i + args.seq_kv - args.seq_q : args.seq_kv - 1;
@@ -45,7 +45,7 @@ __device__ __forceinline__ void attention(const AttentionArgs& args) {
   using KVTile = PlainTile<block_kv, dim>;
   static_assert(block_q == rows * config.num_warps && block_kv == 32 && dim <= 128, "a lane has one key and four columns");
   auto& storage = ptx::shared_storage<SharedStorage<Element, dim, block_q, block_kv>>();
-  // Which tile of queries, of which head and sequence, this block computes.
+  // The tile of queries, the head and the sequence that this block computes.
   const auto block = tile::query_block(blockIdx.x, tile::ceil_div(args.seq_q, block_q), args.heads_q);
   const int lane = threadIdx.x % 32, warp_row = static_cast<int>(threadIdx.x) / 32 * rows, column = 4 * lane;
   const int q_begin = block.tile_idx * block_q;
@@ -59,7 +59,7 @@ __device__ __forceinline__ void attention(const AttentionArgs& args) {
   const auto V_gmem = tile::key_rows<const Element, features>(args.V, sequence, block.head_idx / args.group);
   const auto O_gmem = tile::query_rows<Element, features>(args.O, sequence, block.head_idx).from(q_begin);
 
-  // What the loop carries: the maximum and the sum of two rows, and their output, in fp32.
+  // The state of the loop: maximum and sum of two rows, and their output, in fp32.
   tile::RowState state;
   // A lane sums four columns of each row of its warp.
   tile::Four O[rows]{};
@@ -93,7 +93,7 @@ __device__ __forceinline__ void attention(const AttentionArgs& args) {
       }
     }
 
-    // P = exp(S - row_max), in the place of S
+    // P = exp(S - row_max), in place of S
     float rescale[2];
     state.update(S[0], scale_log2, rescale);
 #pragma unroll

@@ -14,7 +14,7 @@ namespace flash_attention {
 
 using namespace abi;
 
-/// Whether query i sees key j: every key or, under a causal mask, those up to the diagonal, which ends in the last corner.
+/// Whether query i sees key j. Under a causal mask it sees keys up to the diagonal, which ends in the last corner.
 template <Features features>
 __device__ __forceinline__ bool visible(const AttentionArgs& args, int i, int j) {
   const int last = features.window_right ? i + args.seq_kv - args.seq_q : args.seq_kv - 1;
@@ -36,7 +36,7 @@ __device__ __forceinline__ void attention(const AttentionArgs& args) {
   };
   static_assert(block_q == 16 * config.num_warps);
   auto& storage = ptx::shared_storage<SharedStorage>();
-  // Which tile of queries, of which head and sequence, this block computes.
+  // The tile of queries, the head and the sequence that this block computes.
   const auto block = tile::query_block(blockIdx.x, tile::ceil_div(args.seq_q, block_q), args.heads_q);
   const int thread = threadIdx.x, lane = thread % 32, warp_row = thread / 32 * 16;
   const int q_begin = block.tile_idx * block_q;
@@ -51,7 +51,7 @@ __device__ __forceinline__ void attention(const AttentionArgs& args) {
   const auto V_gmem = tile::key_rows<const Element, features>(args.V, sequence, block.head_idx / args.group);
   const auto O_gmem = tile::query_rows<Element, features>(args.O, sequence, block.head_idx).from(q_begin);
 
-  // What the loop carries: the maximum and the sum of two rows, and their output, in fp32.
+  // The state of the loop: maximum and sum of two rows, and their output, in fp32.
   tile::RowState rows;
   float O[1][dim / 8][4]{};
   // exp(x) is 2^(x log2 e): the hardware has 2^x, and the factor is folded into the scale.
@@ -85,7 +85,7 @@ __device__ __forceinline__ void attention(const AttentionArgs& args) {
       }
     }
 
-    // P = exp(S - row_max), in the place of S
+    // P = exp(S - row_max), in place of S
     float rescale[2];
     rows.update(S[0], scale_log2, rescale);
 
@@ -95,7 +95,7 @@ __device__ __forceinline__ void attention(const AttentionArgs& args) {
 #pragma unroll
       for (int e = 0; e < 4; ++e) O[0][n][e] *= rescale[e / 2];
     }
-    // A: P, packed to 16 bits where it is. B: 16 rows of V, which ldmatrix transposes.
+    // A: P, packed to 16 bits in its registers. B: 16 rows of V, which ldmatrix transposes.
     tile::multiply<type, block_kv / 16>(
         O, [&](unsigned(&A)[4], int, int step) { tile::pack_a<type>(A, S[0][2 * step], S[0][2 * step + 1]); },
         [&](unsigned(&B)[4], int n, int step) {
@@ -115,7 +115,7 @@ __device__ __forceinline__ void attention(const AttentionArgs& args) {
     }
 #pragma unroll
     for (int n = 0; n < config.head_dim / 8; ++n) {
-      // Two neighbours of a row, rounded, make one register.
+      // Two neighbours of a row, rounded, fill one register.
       const unsigned pair = ptx::pack<type>(O[0][n][2 * half] * factor, O[0][n][2 * half + 1] * factor);
       ptx::store_global(reinterpret_cast<unsigned*>(O_gmem.row(row) + 8 * n + place.column), pair);
     }

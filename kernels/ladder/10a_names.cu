@@ -36,7 +36,7 @@ __device__ __forceinline__ void attention(const AttentionArgs& args) {
   using Scores = float[1][block_kv / 8][4];
   static_assert(block_q == 16 * config.num_warps && config.num_stages == 2);
   auto& storage = ptx::shared_storage<SharedStorage>();
-  // Which tile of queries, of which head and sequence, this block computes.
+  // The tile of queries, the head and the sequence that this block computes.
   const auto block = tile::query_block(blockIdx.x, tile::ceil_div(args.seq_q, block_q), args.heads_q);
   const int thread = threadIdx.x, lane = thread % 32, warp_row = thread / 32 * 16;
   const int q_begin = block.tile_idx * block_q;
@@ -51,7 +51,7 @@ __device__ __forceinline__ void attention(const AttentionArgs& args) {
   const auto O_gmem = tile::query_rows<Element, features>(args.O, sequence, block.head_idx).from(q_begin);
 
   unsigned Q[dim / 16][4];
-  // What the loop carries: the maximum and the sum of two rows, and their output, in fp32.
+  // The state of the loop: maximum and sum of two rows, and their output, in fp32.
   tile::RowState rows;
   float O[1][dim / 8][4]{};
   // exp(x) is 2^(x log2 e): the hardware has 2^x, and the factor is folded into the scale.
@@ -86,7 +86,7 @@ __device__ __forceinline__ void attention(const AttentionArgs& args) {
   /// O += P V.
   const auto add_values = [&](const Scores& P, int stage) {
     const unsigned V_smem = ptx::shared_address(&storage.V[stage]);
-    // A: P, packed to 16 bits where it is. B: 16 rows of V, which ldmatrix transposes.
+    // A: P, packed to 16 bits in its registers. B: 16 rows of V, which ldmatrix transposes.
     tile::multiply<type, block_kv / 16>(
         O, [&](unsigned(&A)[4], int, int step) { tile::pack_a<type>(A, P[0][2 * step], P[0][2 * step + 1]); },
         [&](unsigned(&B)[4], int n, int step) {
@@ -94,7 +94,7 @@ __device__ __forceinline__ void attention(const AttentionArgs& args) {
         });
   };
 
-  /// -inf where a key is hidden.
+  /// Sets the scores of hidden keys to -inf.
   const auto mask = [&](Scores& S, int kv_begin) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -150,7 +150,7 @@ __device__ __forceinline__ void attention(const AttentionArgs& args) {
   }
   ptx::copy_async_wait<0>();
 
-  // The warp alone has read its rows of Q: their place takes its rows of O.
+  // Only this warp has read its rows of Q, so its rows of O overwrite them.
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     float lse;
@@ -162,7 +162,7 @@ __device__ __forceinline__ void attention(const AttentionArgs& args) {
     }
 #pragma unroll
     for (int n = 0; n < dim / 8; ++n) {
-      // Two neighbours of a row, rounded, make one register.
+      // Two neighbours of a row, rounded, fill one register.
       const unsigned pair = ptx::pack<type>(O[0][n][2 * half] * factor, O[0][n][2 * half + 1] * factor);
       ptx::store_shared(Q_smem + QTile::offset(row, n) + 2 * place.column, pair);
     }

@@ -47,7 +47,7 @@ struct Rung {
 
   unsigned Q[dim / 16][4];
   float O[1][dim / 8][4]{};
-  // What the loop carries: the maximum and the sum of two rows, and their output, in fp32.
+  // The state of the loop: maximum and sum of two rows, and their output, in fp32.
   tile::RowState rows;
 
   __device__ __forceinline__ Rung(const AttentionArgs& arguments, SharedStorage& shared, const tile::Sequence& s, int head,
@@ -104,7 +104,7 @@ struct Rung {
   /// O += P V.
   __device__ __forceinline__ void add_values(const Scores& P, int stage) {
     const unsigned V_smem = ptx::shared_address(&storage.V[stage]);
-    // A: P, packed to 16 bits where it is. B: 16 rows of V, which ldmatrix transposes.
+    // A: P, packed to 16 bits in its registers. B: 16 rows of V, which ldmatrix transposes.
     tile::multiply<type, block_kv / 16>(
         O, [&](unsigned(&A)[4], int, int step) { tile::pack_a<type>(A, P[0][2 * step], P[0][2 * step + 1]); },
         [&](unsigned(&B)[4], int n, int step) {
@@ -114,7 +114,7 @@ struct Rung {
 
   // -- softmax ----------------------------------------------------------------------------------------------------------
 
-  /// -inf where a key is hidden.
+  /// Sets the scores of hidden keys to -inf.
   __device__ __forceinline__ void mask(Scores& S, int kv_begin) const {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -183,7 +183,7 @@ struct Rung {
       }
 #pragma unroll
       for (int n = 0; n < dim / 8; ++n) {
-        // Two neighbours of a row, rounded, make one register.
+        // Two neighbours of a row, rounded, fill one register.
         ptx::store_shared(Q_smem + QTile::offset(row, n) + 2 * place.column,
                           ptx::pack<type>(O[0][n][2 * half] * factor, O[0][n][2 * half + 1] * factor));
       }
@@ -198,7 +198,7 @@ template <ForwardConfig config>
 __device__ __forceinline__ void attention(const AttentionArgs& args) {
   using Kernel = Rung<config>;
   auto& storage = ptx::shared_storage<typename Kernel::SharedStorage>();
-  // Which tile of queries, of which head and sequence, this block computes.
+  // The tile of queries, the head and the sequence that this block computes.
   const auto block = tile::query_block(blockIdx.x, tile::ceil_div(args.seq_q, config.block_q), args.heads_q);
   const tile::Sequence sequence = tile::make_sequence<config.features>(args, block.batch_idx);
   const int q_begin = block.tile_idx * config.block_q;

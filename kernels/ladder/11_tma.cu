@@ -36,7 +36,7 @@ struct Rung {
   struct SharedStorage {
     union {
       QTile Q[warpgroups];
-      OTile O[warpgroups];  // a warp writes over the queries that it alone has read
+      OTile O[warpgroups];  // a warp overwrites the queries that only it has read
     };
     KTile K[2];
     VTile V[2];
@@ -49,7 +49,7 @@ struct Rung {
   SharedStorage& storage;
   const tile::Sequence sequence;
   const int head_idx, q_begin;
-  const int warpgroup = ptx::shuffle(static_cast<int>(threadIdx.x) / wg_threads, 0);  // known to be the same in a warp
+  const int warpgroup = ptx::shuffle(static_cast<int>(threadIdx.x) / wg_threads, 0);  // the compiler knows: uniform
   const int thread = threadIdx.x % wg_threads, lane = threadIdx.x % 32;
   const int warp_row = warpgroup * wg_rows + thread / 32 * 16;
   const tile::LanePlace place{lane};
@@ -59,14 +59,14 @@ struct Rung {
 
   unsigned Q[dim / 16][4];
   float O[1][dim_v / 8][4]{};
-  // What the loop carries: the maximum and the sum of two rows, and their output, in fp32.
+  // The state of the loop: maximum and sum of two rows, and their output, in fp32.
   tile::RowState rows;
 
   __device__ __forceinline__ Rung(const AttentionArgs& arguments, SharedStorage& shared, const tile::Sequence& s, int head,
                                   int first_query)
       : args(arguments), storage(shared), sequence(s), head_idx(head), q_begin(first_query), score(arguments, s, head) {}
 
-  // -- loads: one thread, the copy engine does the rest ----------------------------------------------------------------
+  // -- loads: one thread issues, the copy engine copies ----------------------------------------------------------------
 
   template <typename Tile>
   __device__ __forceinline__ void load(Tile& to, ptx::Mbarrier& full, int map, int row, int head) const {
@@ -117,7 +117,7 @@ struct Rung {
   /// O += P V.
   __device__ __forceinline__ void add_values(const Scores& P, int stage) {
     const unsigned V_smem = ptx::shared_address(&storage.V[stage]);
-    // A: P, packed to 16 bits where it is. B: 16 rows of V, which ldmatrix transposes.
+    // A: P, packed to 16 bits in its registers. B: 16 rows of V, which ldmatrix transposes.
     tile::multiply<type, block_kv / 16>(
         O, [&](unsigned(&A)[4], int, int step) { tile::pack_a<type>(A, P[0][2 * step], P[0][2 * step + 1]); },
         [&](unsigned(&B)[4], int n, int step) {
@@ -127,7 +127,7 @@ struct Rung {
 
   // -- softmax ----------------------------------------------------------------------------------------------------------
 
-  /// -inf where a key is hidden.
+  /// Sets the scores of hidden keys to -inf.
   __device__ __forceinline__ void mask(Scores& S, int kv_begin) const {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -196,13 +196,13 @@ struct Rung {
       }
 #pragma unroll
       for (int n = 0; n < dim_v / 8; ++n) {
-        // Two neighbours of a row, rounded, make one register.
+        // Two neighbours of a row, rounded, fill one register.
         ptx::store_shared(O_smem + OTile::offset(row % wg_rows, n) + 2 * place.column,
                           ptx::pack<type>(O[0][n][2 * half] * factor, O[0][n][2 * half + 1] * factor));
       }
     }
-    ptx::fence_async_shared();  // what was written, before TMA reads it
-    __syncthreads();            // by the whole warpgroup
+    ptx::fence_async_shared();  // the writes are visible to TMA
+    __syncthreads();            // the whole warpgroup has written
     if (thread == 0) {
 #pragma unroll
       for (int panel = 0; panel < OTile::panels; ++panel) {
@@ -219,7 +219,7 @@ template <ForwardConfig config>
 __device__ __forceinline__ void attention(const AttentionArgs& args) {
   using Kernel = Rung<config>;
   auto& storage = ptx::shared_storage<typename Kernel::SharedStorage>();
-  // Which tile of queries, of which head and sequence, this block computes.
+  // The tile of queries, the head and the sequence that this block computes.
   const auto block = tile::query_block(blockIdx.x, tile::ceil_div(args.seq_q, config.block_q), args.heads_q);
   const tile::Sequence sequence = tile::make_sequence<config.features>(args, block.batch_idx);
   if (threadIdx.x == 0) {
@@ -230,7 +230,7 @@ __device__ __forceinline__ void attention(const AttentionArgs& args) {
     }
     ptx::mbarrier_init_fence();  // the copy engine sees the barriers
   }
-  __syncthreads();  // and so do all threads
+  __syncthreads();  // all threads see them, too
 
   const int q_begin = block.tile_idx * config.block_q;
   // One state for each thread; registers hold it, since everything is inlined.

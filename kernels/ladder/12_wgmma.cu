@@ -37,7 +37,7 @@ struct Rung {
   struct SharedStorage {
     union {
       QTile Q[warpgroups];
-      OTile O[warpgroups];  // a warpgroup writes over the queries that it alone has read
+      OTile O[warpgroups];  // a warpgroup overwrites the queries that only it has read
     };
     KTile K[2];
     VTile V[2];
@@ -51,7 +51,7 @@ struct Rung {
   SharedStorage& storage;
   const tile::Sequence sequence;
   const int head_idx, q_begin;
-  const int warpgroup = ptx::shuffle(static_cast<int>(threadIdx.x) / wg_threads, 0);  // known to be the same in a warp
+  const int warpgroup = ptx::shuffle(static_cast<int>(threadIdx.x) / wg_threads, 0);  // the compiler knows: uniform
   const int thread = threadIdx.x % wg_threads, lane = threadIdx.x % 32;
   const tile::LanePlace place{lane};
   const tile::Score<features> score;
@@ -59,17 +59,17 @@ struct Rung {
   const float scale_log2 = score.unit_scale() * tile::log2_e;
 
   float O[dim_v / 8][4]{};
-  // What the loop carries: the maximum and the sum of two rows, and their output, in fp32.
+  // The state of the loop: maximum and sum of two rows, and their output, in fp32.
   tile::RowState rows;
 
   __device__ __forceinline__ Rung(const AttentionArgs& arguments, SharedStorage& shared, const tile::Sequence& s, int head,
                                   int first_query)
       : args(arguments), storage(shared), sequence(s), head_idx(head), q_begin(first_query), score(arguments, s, head) {}
 
-  /// The row of the tile that this thread holds in the first half of each fragment; the second is 8 further on.
+  /// The row of the tile that this thread holds in the first half of each fragment. The row of the second half is 8 later.
   __device__ __forceinline__ int tile_row() const { return warpgroup * wg_rows + thread / 32 * 16 + place.row; }
 
-  // -- loads: one thread, the copy engine does the rest ----------------------------------------------------------------
+  // -- loads: one thread issues, the copy engine copies ----------------------------------------------------------------
 
   template <typename Tile>
   __device__ __forceinline__ void load(Tile& to, ptx::Mbarrier& full, int map, int row, int head) const {
@@ -120,7 +120,7 @@ struct Rung {
     ptx::wgmma_commit();
   }
 
-  /// wgmma's accumulator is mma.sync's, eight columns after eight columns: the same registers in one row.
+  /// wgmma's accumulator has the layout of mma.sync's: the same registers as one array.
   template <int blocks>
   __device__ __forceinline__ static float (&flat(float (&fragment)[blocks][4]))[4 * blocks] {
     return reinterpret_cast<float(&)[4 * blocks]>(fragment);
@@ -128,7 +128,7 @@ struct Rung {
 
   // -- softmax ----------------------------------------------------------------------------------------------------------
 
-  /// -inf where a key is hidden.
+  /// Sets the scores of hidden keys to -inf.
   __device__ __forceinline__ void mask(Scores& S, int kv_begin) const {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -157,7 +157,7 @@ struct Rung {
       for (int e = 0; e < 4; ++e) O[n][e] *= rescale[e / 2];
     }
   }
-  /// P, rounded, as the left operand of P V: the accumulator's layout is the operand's.
+  /// P, rounded, as the left operand of P V. The operand has the layout of the accumulator.
   __device__ __forceinline__ static void pack(Packed& P, const Scores& S) {
 #pragma unroll
     for (int step = 0; step < block_kv / 16; ++step) tile::pack_a<type>(P[step], S[2 * step], S[2 * step + 1]);
@@ -187,7 +187,7 @@ struct Rung {
       pack(P, S);
       ptx::mbarrier_wait(storage.V_full[stage], phase);  // V has landed
       add_values(P, stage, n > 0);
-      ptx::wgmma_wait<0>();  // O is ours again
+      ptx::wgmma_wait<0>();  // O may be read and written again
       ptx::wgmma_pin(flat(O));
       __syncthreads();  // every warpgroup is done with this stage: the next step may fill it
     }
@@ -207,13 +207,13 @@ struct Rung {
       }
 #pragma unroll
       for (int n = 0; n < dim_v / 8; ++n) {
-        // Two neighbours of a row, rounded, make one register.
+        // Two neighbours of a row, rounded, fill one register.
         ptx::store_shared(O_smem + OTile::offset(row % wg_rows, n) + 2 * place.column,
                           ptx::pack<type>(O[n][2 * half] * factor, O[n][2 * half + 1] * factor));
       }
     }
-    ptx::fence_async_shared();  // what was written, before TMA reads it
-    __syncthreads();            // by the whole warpgroup
+    ptx::fence_async_shared();  // the writes are visible to TMA
+    __syncthreads();            // the whole warpgroup has written
     if (thread == 0) {
 #pragma unroll
       for (int panel = 0; panel < OTile::panels; ++panel) {
@@ -230,7 +230,7 @@ template <ForwardConfig config>
 __device__ __forceinline__ void attention(const AttentionArgs& args) {
   using Kernel = Rung<config>;
   auto& storage = ptx::shared_storage<typename Kernel::SharedStorage>();
-  // Which tile of queries, of which head and sequence, this block computes.
+  // The tile of queries, the head and the sequence that this block computes.
   const auto block = tile::query_block(blockIdx.x, tile::ceil_div(args.seq_q, config.block_q), args.heads_q);
   const tile::Sequence sequence = tile::make_sequence<config.features>(args, block.batch_idx);
   if (threadIdx.x == 0) {
@@ -241,7 +241,7 @@ __device__ __forceinline__ void attention(const AttentionArgs& args) {
     }
     ptx::mbarrier_init_fence();  // the copy engine sees the barriers
   }
-  __syncthreads();  // and so do all threads
+  __syncthreads();  // all threads see them, too
 
   const int q_begin = block.tile_idx * config.block_q;
   // One state for each thread; registers hold it, since everything is inlined.

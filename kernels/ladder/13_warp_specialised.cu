@@ -41,7 +41,7 @@ struct Rung {
   struct SharedStorage {
     union {
       QTile Q[warpgroups];
-      OTile O[warpgroups];  // a warpgroup writes over the queries that it alone has read
+      OTile O[warpgroups];  // a warpgroup overwrites the queries that only it has read
     };
     KTile K[2];
     VTile V[2];
@@ -64,7 +64,7 @@ struct Rung {
   const float scale_log2 = score.unit_scale() * tile::log2_e;
 
   float O[dim_v / 8][4]{};
-  // What the loop carries: the maximum and the sum of two rows, and their output, in fp32.
+  // The state of the loop: maximum and sum of two rows, and their output, in fp32.
   tile::RowState rows;
 
   __device__ __forceinline__ Rung(const AttentionArgs& arguments, SharedStorage& shared, const tile::Sequence& s, int head,
@@ -77,10 +77,10 @@ struct Rung {
         warpgroup(place_in_block),
         score(arguments, s, head) {}
 
-  /// The row of the tile that this thread holds in the first half of each fragment; the second is 8 further on.
+  /// The row of the tile that this thread holds in the first half of each fragment. The row of the second half is 8 later.
   __device__ __forceinline__ int tile_row() const { return warpgroup * wg_rows + thread / 32 * 16 + place.row; }
 
-  // -- loads: one thread, the copy engine does the rest ----------------------------------------------------------------
+  // -- loads: one thread issues, the copy engine copies ----------------------------------------------------------------
 
   template <typename Tile>
   __device__ __forceinline__ void load(Tile& to, ptx::Mbarrier& full, int map, int row, int head) const {
@@ -95,17 +95,17 @@ struct Rung {
     ptx::mbarrier_arrive_expect_tx(storage.Q_full, warpgroups * sizeof(QTile));
     for (int w = 0; w < warpgroups; ++w) load(storage.Q[w], storage.Q_full, map_Q, q_begin + w * wg_rows, head_idx);
   }
-  /// The producer: it runs ahead as far as there are empty stages. Stages start out empty: the phase
+  /// The producer runs ahead as long as there are empty stages. Stages start out empty: the phase
   /// before the first has phase 1 and counts as completed.
   __device__ __forceinline__ void load_tiles(const tile::TileRange& tiles) const {
     load_Q();
 #pragma unroll 1
     for (int n = 0; n < tiles.end - tiles.begin; ++n) {
       const int row = (tiles.end - 1 - n) * block_kv, stage = n % 2, phase = n / 2 % 2;
-      ptx::mbarrier_wait(storage.K_empty[stage], phase ^ 1);  // the K that was here has been read
+      ptx::mbarrier_wait(storage.K_empty[stage], phase ^ 1);  // the stage's earlier K has been read
       ptx::mbarrier_arrive_expect_tx(storage.K_full[stage], sizeof(KTile));
       load(storage.K[stage], storage.K_full[stage], map_K, row, head_idx / args.group);
-      ptx::mbarrier_wait(storage.V_empty[stage], phase ^ 1);  // and the V
+      ptx::mbarrier_wait(storage.V_empty[stage], phase ^ 1);  // and its V
       ptx::mbarrier_arrive_expect_tx(storage.V_full[stage], sizeof(VTile));
       load(storage.V[stage], storage.V_full[stage], map_V, row, head_idx / args.group);
     }
@@ -143,7 +143,7 @@ struct Rung {
     ptx::wgmma_commit();
   }
 
-  /// wgmma's accumulator is mma.sync's, eight columns after eight columns: the same registers in one row.
+  /// wgmma's accumulator has the layout of mma.sync's: the same registers as one array.
   template <int blocks>
   __device__ __forceinline__ static float (&flat(float (&fragment)[blocks][4]))[4 * blocks] {
     return reinterpret_cast<float(&)[4 * blocks]>(fragment);
@@ -151,7 +151,7 @@ struct Rung {
 
   // -- softmax ----------------------------------------------------------------------------------------------------------
 
-  /// -inf where a key is hidden.
+  /// Sets the scores of hidden keys to -inf.
   __device__ __forceinline__ void mask(Scores& S, int kv_begin) const {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -180,7 +180,7 @@ struct Rung {
       for (int e = 0; e < 4; ++e) O[n][e] *= rescale[e / 2];
     }
   }
-  /// P, rounded, as the left operand of P V: the accumulator's layout is the operand's.
+  /// P, rounded, as the left operand of P V. The operand has the layout of the accumulator.
   __device__ __forceinline__ static void pack(Packed& P, const Scores& S) {
 #pragma unroll
     for (int step = 0; step < block_kv / 16; ++step) tile::pack_a<type>(P[step], S[2 * step], S[2 * step + 1]);
@@ -206,7 +206,7 @@ struct Rung {
       pack(P, S);
       ptx::mbarrier_wait(storage.V_full[stage], phase);  // V has landed
       add_values(P, stage, n > 0);
-      ptx::wgmma_wait<0>();  // O is ours again
+      ptx::wgmma_wait<0>();  // O may be read and written again
       ptx::wgmma_pin(flat(O));
       release(storage.V_empty[stage]);
     }
@@ -226,13 +226,13 @@ struct Rung {
       }
 #pragma unroll
       for (int n = 0; n < dim_v / 8; ++n) {
-        // Two neighbours of a row, rounded, make one register.
+        // Two neighbours of a row, rounded, fill one register.
         ptx::store_shared(O_smem + OTile::offset(row % wg_rows, n) + 2 * place.column,
                           ptx::pack<type>(O[n][2 * half] * factor, O[n][2 * half + 1] * factor));
       }
     }
-    ptx::fence_async_shared();                                     // what was written, before TMA reads it
-    ptx::barrier_sync(barrier_warpgroup + warpgroup, wg_threads);  // by the whole warpgroup
+    ptx::fence_async_shared();                                     // the writes are visible to TMA
+    ptx::barrier_sync(barrier_warpgroup + warpgroup, wg_threads);  // the whole warpgroup has written
     if (thread == 0) {
 #pragma unroll
       for (int panel = 0; panel < OTile::panels; ++panel) {
@@ -249,7 +249,7 @@ template <ForwardConfig config>
 __device__ __forceinline__ void attention(const AttentionArgs& args) {
   using Kernel = Rung<config>;
   auto& storage = ptx::shared_storage<typename Kernel::SharedStorage>();
-  // Which tile of queries, of which head and sequence, this block computes.
+  // The tile of queries, the head and the sequence that this block computes.
   const auto block = tile::query_block(blockIdx.x, tile::ceil_div(args.seq_q, config.block_q), args.heads_q);
   const tile::Sequence sequence = tile::make_sequence<config.features>(args, block.batch_idx);
   if (threadIdx.x == 0) {
@@ -262,11 +262,10 @@ __device__ __forceinline__ void attention(const AttentionArgs& args) {
     }
     ptx::mbarrier_init_fence();  // the copy engine sees the barriers
   }
-  __syncthreads();  // and so do all threads
+  __syncthreads();  // all threads see them, too
 
   const int q_begin = block.tile_idx * config.block_q;
-  const int warpgroup =
-      ptx::shuffle(static_cast<int>(threadIdx.x) / Kernel::wg_threads, 0);  // known to be the same in a warp
+  const int warpgroup = ptx::shuffle(static_cast<int>(threadIdx.x) / Kernel::wg_threads, 0);  // the compiler knows: uniform
   // One state for each thread; registers hold it, since everything is inlined.
   Kernel kernel(args, storage, sequence, block.head_idx, q_begin, warpgroup - 1);
   // Tiles of keys that some query of the block sees.

@@ -33,7 +33,7 @@ struct Rung {
   static constexpr int load_registers = 40, attend_registers = 232;
   static constexpr int dim = tile::round_up(config.head_dim, 16), dim_v = tile::round_up(config.head_dim_v, 32);
   enum Map : int { map_Q = 0, map_K = 1, map_V = 2, map_O = 3 };  // entries of args.maps, made by the planner
-  // Named barriers; the first two are followed by one for each warpgroup.
+  // Named barriers. The first two are the first of one for each warpgroup.
   enum Barrier : int { barrier_warpgroup = 1, barrier_pingpong = 3, barrier_attempt = 5 };
   // Tiles of shared memory; the swizzle keeps eight rows that are read together in different banks.
   using QTile = tile::SwizzledTile<wg_rows, dim>;
@@ -67,7 +67,7 @@ struct Rung {
   const float scale_log2 = score.unit_scale() * tile::log2_e;
 
   float O[dim_v / 8][4]{};
-  // What the loop carries: the maximum and the sum of two rows, and their output, in fp32.
+  // The state of the loop: maximum and sum of two rows, and their output, in fp32.
   tile::RowState rows;
   int& num_blocks;  // so far: of the producer, or of this warpgroup's K
   int& num_tiles;
@@ -84,10 +84,10 @@ struct Rung {
         num_blocks(progress.blocks),
         num_tiles(progress.tiles) {}
 
-  /// The row of the tile that this thread holds in the first half of each fragment; the second is 8 further on.
+  /// The row of the tile that this thread holds in the first half of each fragment. The row of the second half is 8 later.
   __device__ __forceinline__ int tile_row() const { return warpgroup * wg_rows + thread / 32 * 16 + place.row; }
 
-  // -- loads: one thread, the copy engine does the rest ----------------------------------------------------------------
+  // -- loads: one thread issues, the copy engine copies ----------------------------------------------------------------
 
   template <typename Tile>
   __device__ __forceinline__ void load(Tile& to, ptx::Mbarrier& full, int map, int row, int head) const {
@@ -107,16 +107,16 @@ struct Rung {
     }
     ++num_tiles;
   }
-  /// The producer warp runs ahead as far as there are empty stages. Stages start out empty: the phase before
+  /// The producer warp runs ahead as long as there are empty stages. Stages start out empty: the phase before
   /// the first has phase 1 and counts as completed.
   __device__ __forceinline__ void load_tiles(const tile::TileRange& tiles) {
 #pragma unroll 1
     for (int tile_idx = tiles.end - 1; tile_idx >= tiles.begin; --tile_idx, ++num_blocks) {
       const int row = tile_idx * block_kv, stage = num_blocks % 2, phase = num_blocks / 2 % 2;
-      ptx::mbarrier_wait(storage.K_empty[stage], phase ^ 1);  // the K that was here has been read
+      ptx::mbarrier_wait(storage.K_empty[stage], phase ^ 1);  // the stage's earlier K has been read
       ptx::mbarrier_arrive_expect_tx(storage.K_full[stage], sizeof(KTile));
       load(storage.K[stage], storage.K_full[stage], map_K, row, head_idx / args.group);
-      ptx::mbarrier_wait(storage.V_empty[stage], phase ^ 1);  // and the V
+      ptx::mbarrier_wait(storage.V_empty[stage], phase ^ 1);  // and its V
       ptx::mbarrier_arrive_expect_tx(storage.V_full[stage], sizeof(VTile));
       load(storage.V[stage], storage.V_full[stage], map_V, row, head_idx / args.group);
     }
@@ -154,7 +154,7 @@ struct Rung {
     ptx::wgmma_commit();
   }
 
-  /// wgmma's accumulator is mma.sync's, eight columns after eight columns: the same registers in one row.
+  /// wgmma's accumulator has the layout of mma.sync's: the same registers as one array.
   template <int blocks>
   __device__ __forceinline__ static float (&flat(float (&fragment)[blocks][4]))[4 * blocks] {
     return reinterpret_cast<float(&)[4 * blocks]>(fragment);
@@ -162,7 +162,7 @@ struct Rung {
 
   // -- ping-pong ------------------------------------------------------------------------------------------------
 
-  /// Waits until the warpgroup before this one has issued its products. Both come to the barrier, one waits.
+  /// Waits until the warpgroup before this one has issued its products. Both arrive at the barrier, one waits.
   __device__ __forceinline__ void pingpong_wait() const { ptx::barrier_sync(barrier_pingpong + warpgroup, 2 * wg_threads); }
   __device__ __forceinline__ void pingpong_signal() const {
     ptx::barrier_arrive(barrier_pingpong + (warpgroup + 1) % warpgroups, 2 * wg_threads);
@@ -170,7 +170,7 @@ struct Rung {
 
   // -- softmax ----------------------------------------------------------------------------------------------------------
 
-  /// -inf where a key is hidden.
+  /// Sets the scores of hidden keys to -inf.
   __device__ __forceinline__ void mask(Scores& S, int kv_begin) const {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -191,7 +191,7 @@ struct Rung {
     if (!score.template all_visible<block_q, block_kv>(q_begin, kv_begin)) mask(S, kv_begin);
     rows.update(S, scale_log2, rescale);
   }
-  /// The same in a block that every query sees whole: the maximum stays. P may exceed 1, which costs no precision.
+  /// The same for a block that every query sees completely: the maximum stays. P may exceed 1, which costs no precision.
   __device__ __forceinline__ void softmax_interior(Scores& S) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -206,7 +206,7 @@ struct Rung {
       }
     }
   }
-  /// Whether the reference served: a row sum bounds every P of its row, so none has left the range of the types.
+  /// Whether the reference was high enough. A row sum bounds every P of its row, so no P has left the range of the types.
   __device__ __forceinline__ bool sound() const {
     constexpr float highest = type == Type::float16 ? 65504.0f : 1099511627776.0f;  // the largest, 2^40
     bool result = true;
@@ -226,7 +226,7 @@ struct Rung {
       for (int e = 0; e < 4; ++e) O[n][e] *= rescale[e / 2];
     }
   }
-  /// P, rounded, as the left operand of P V: the accumulator's layout is the operand's.
+  /// P, rounded, as the left operand of P V. The operand has the layout of the accumulator.
   __device__ __forceinline__ static void pack(Packed& P, const Scores& S) {
 #pragma unroll
     for (int step = 0; step < block_kv / 16; ++step) tile::pack_a<type>(P[step], S[2 * step], S[2 * step + 1]);
@@ -271,7 +271,7 @@ struct Rung {
       } else {
         softmax(S, tile_idx * block_kv, rescale);
       }
-      ptx::wgmma_wait<0>();  // P V is done: O and P are ours again
+      ptx::wgmma_wait<0>();  // P V is done: O and P may be read and written again
       ptx::wgmma_pin(flat(O));
       ptx::wgmma_pin(P);
       release(storage.V_empty[V_stage]);
@@ -296,7 +296,7 @@ struct Rung {
     ++num_blocks;
   }
 
-  /// Blocks before this one every query of the tile sees whole: the first query sees the fewest keys.
+  /// Every query of the tile sees all keys of the blocks before this one. The first query sees the fewest keys.
   __device__ __forceinline__ int interior_end() const { return tile::max(score.keys_of(q_begin).end, 0) / block_kv; }
 
   /// Writes lse, and O through the warpgroup's buffer. The store is waited for when the buffer is needed again.
@@ -315,13 +315,13 @@ struct Rung {
       }
 #pragma unroll
       for (int n = 0; n < dim_v / 8; ++n) {
-        // Two neighbours of a row, rounded, make one register.
+        // Two neighbours of a row, rounded, fill one register.
         ptx::store_shared(O_smem + OTile::offset(row % wg_rows, n) + 2 * place.column,
                           ptx::pack<type>(O[n][2 * half] * factor, O[n][2 * half + 1] * factor));
       }
     }
-    ptx::fence_async_shared();                                     // what was written, before TMA reads it
-    ptx::barrier_sync(barrier_warpgroup + warpgroup, wg_threads);  // by the whole warpgroup
+    ptx::fence_async_shared();                                     // the writes are visible to TMA
+    ptx::barrier_sync(barrier_warpgroup + warpgroup, wg_threads);  // the whole warpgroup has written
     if (thread == 0) {
 #pragma unroll
       for (int panel = 0; panel < OTile::panels; ++panel) {
@@ -350,10 +350,9 @@ __device__ __forceinline__ void attention(const AttentionArgs& args) {
     ptx::mbarrier_init_fence();  // the copy engine sees the barriers
   }
   for (int i = threadIdx.x; i < Kernel::max_marks; i += config.num_warps * 32) storage.retry[i] = false;
-  __syncthreads();  // and so do all threads
+  __syncthreads();  // all threads see them, too
 
-  const int warpgroup =
-      ptx::shuffle(static_cast<int>(threadIdx.x) / Kernel::wg_threads, 0);  // known to be the same in a warp
+  const int warpgroup = ptx::shuffle(static_cast<int>(threadIdx.x) / Kernel::wg_threads, 0);  // the compiler knows: uniform
   // Without the idle warps of the producer.
   constexpr int attempt_threads = Kernel::warpgroups * Kernel::wg_threads + 32;
   Progress progress;
@@ -373,7 +372,8 @@ __device__ __forceinline__ void attention(const AttentionArgs& args) {
           kernel.load_tiles(tiles);
         });
       }
-      __syncwarp();  // the others wait for the lane that loads; not found by the emulator: so they do in the barrier
+      __syncwarp();  // the other lanes wait for the one that loads; the emulator does not miss it: its barrier waits for
+                     // them, too
       ptx::barrier_sync_apart(Kernel::barrier_attempt, attempt_threads);  // all tiles are done and judged
     }
   } else {
@@ -385,7 +385,7 @@ __device__ __forceinline__ void attention(const AttentionArgs& args) {
          ++attempt) {
       for_each_tile<config>(args, [&](int index, int head, int batch, int q_begin) {
         bool& retry = storage.retry[tile::min(index, Kernel::max_marks - 1)];
-        if (attempt == 1 && !ptx::shuffle(static_cast<int>(retry), 0)) return;  // known to be the same in a warp
+        if (attempt == 1 && !ptx::shuffle(static_cast<int>(retry), 0)) return;  // the compiler knows: uniform
         Kernel kernel(args, storage, tile::make_sequence<config.features>(args, batch), head, q_begin, warpgroup - 1,
                       progress);
         const auto tiles = kernel.score.template key_tiles<config.block_q, config.block_kv>(q_begin);

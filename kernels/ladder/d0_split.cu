@@ -17,7 +17,7 @@ namespace flash_attention {
 
 using namespace abi;
 
-/// What the blocks of a query have left: the outputs of its parts, fp32 [split, row, head_dim], and their lse [split, row].
+/// The results of the blocks of a query: outputs of its parts, fp32 [split, row, head_dim], and their lse [split, row].
 /// A row is (batch, head, query).
 struct Parts {
   float* O;
@@ -61,7 +61,7 @@ __device__ __forceinline__ void attention(const AttentionArgs& args) {
   const auto K_gmem = tile::key_rows<const Element, features>(args.K, sequence, block.head_idx / args.group);
   const auto V_gmem = tile::key_rows<const Element, features>(args.V, sequence, block.head_idx / args.group);
 
-  // What the loop carries: the maximum and the sum of two rows, and their output, in fp32.
+  // The state of the loop: maximum and sum of two rows, and their output, in fp32.
   tile::RowState rows;
   float O[1][dim / 8][4]{};
   // exp(x) is 2^(x log2 e): the hardware has 2^x, and the factor is folded into the scale.
@@ -122,7 +122,7 @@ __device__ __forceinline__ void attention(const AttentionArgs& args) {
       }
     }
 
-    // P = exp(S - row_max), in the place of S
+    // P = exp(S - row_max), in place of S
     float rescale[2];
     rows.update(S[0], scale_log2, rescale);
 
@@ -132,7 +132,7 @@ __device__ __forceinline__ void attention(const AttentionArgs& args) {
 #pragma unroll
       for (int e = 0; e < 4; ++e) O[0][n][e] *= rescale[e / 2];
     }
-    // A: P, packed to 16 bits where it is. B: 16 rows of V, which ldmatrix transposes.
+    // A: P, packed to 16 bits in its registers. B: 16 rows of V, which ldmatrix transposes.
     tile::multiply<type, block_kv / 16>(
         O, [&](unsigned(&A)[4], int, int step) { tile::pack_a<type>(A, S[0][2 * step], S[0][2 * step + 1]); },
         [&](unsigned(&B)[4], int n, int step) {
@@ -142,7 +142,7 @@ __device__ __forceinline__ void attention(const AttentionArgs& args) {
   }
   ptx::copy_async_wait<0>();
 
-  // The part's output in fp32: rounding it here would be seen after the merge.
+  // The part's output in fp32: if it were rounded here, the error would be visible after the merge.
   const Parts parts(args);
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
@@ -150,7 +150,7 @@ __device__ __forceinline__ void attention(const AttentionArgs& args) {
     const float factor = rows.finish(half, scale_log2, -tile::infinity, lse);
     const int i = q_begin + warp_row + place.row + 8 * half;
     if (i >= args.seq_q) continue;
-    // Where this part of the row is in the workspace.
+    // The place of this part of the row in the workspace.
     const long long row = split * parts.rows + (block.batch_idx * args.heads_q + block.head_idx) * args.seq_q + i;
     if (place.column == 0) ptx::store_global(parts.lse + row, lse);
 #pragma unroll
@@ -178,7 +178,7 @@ __device__ __forceinline__ void merge(const AttentionArgs& args) {
   for (int split = 0; split < args.num_splits; ++split) {
     sum += ptx::exp2((parts.lse[split * parts.rows + row] - reference) * tile::log2_e);
   }
-  // Which query the row is, and where its output goes.
+  // The query of the row, and the address of its output.
   const int i = static_cast<int>(row % args.seq_q), head = static_cast<int>(row / args.seq_q % args.heads_q);
   const int batch = static_cast<int>(row / args.seq_q / args.heads_q);
   Element* O =

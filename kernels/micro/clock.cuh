@@ -11,7 +11,7 @@
 
 namespace flash_attention::micro {
 
-/// Starts when the whole block has come; stop() writes the cycles until the whole block has come again.
+/// Starts when all threads have arrived. stop() writes the cycles until all have arrived again.
 struct Clock {
   unsigned long long* result;
   unsigned long long start;
@@ -27,7 +27,7 @@ struct Clock {
   }
 };
 
-/// Nothing: but the compiler believes that the values are used, so it must compute them.
+/// Does nothing. But the compiler takes the values for used, so it must compute them.
 template <int count>
 __device__ __forceinline__ void keep(const abi::AttentionArgs& args, const float (&values)[count]) {
   float sum = 0;

@@ -1,6 +1,6 @@
 #pragma once
 
-// What does it cost that one warpgroup signals another and waits for it? Two warpgroups do so micro_repeat times.
+// What does it cost if one warpgroup signals another and waits for it? Two warpgroups do so micro_repeat times.
 
 #include "abi/args.h"
 #include "abi/micro.h"

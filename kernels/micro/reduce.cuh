@@ -1,6 +1,6 @@
 #pragma once
 
-// Sums of many blocks in memory, as dQ in backward: adding 4 floats at a time from registers, or by bulk copies of 4 KiB
+// Sums of many blocks in memory, as of dQ in backward: added 4 floats at a time from registers, or by bulk copies of 4 KiB
 // from shared memory. All blocks add to the same `total_q` floats at args.lse, each in its own order.
 
 #include "abi/args.h"

@@ -1,6 +1,6 @@
 #pragma once
 
-// The host's side of the three programs of the primer: what a call into CUDA says is looked at.
+// The host's side of the three programs of the primer: every CUDA call is checked.
 
 #ifdef __NVCC__
 

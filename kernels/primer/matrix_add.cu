@@ -28,8 +28,8 @@ __global__ void matrix_add(const float* A, const float* B, float* C, int rows, i
   C[i] = A[i] + B[i];
 }
 
-// The same sum with the axes exchanged: `row` follows threadIdx.x. The result is the same. But the 32 threads of a warp now
-// stand below each other, each in another row, and every request touches 32 sectors to use 4 bytes of each: 8 times the
+// The same sum with the axes exchanged: `row` follows threadIdx.x. The result is the same. But the 32 threads of a warp are
+// now in 32 rows of one column, and every request touches 32 sectors to use 4 bytes of each: 8 times the
 // traffic, as far as the caches do not keep the rest of a sector until the neighbouring column is read.
 //
 // No compiler warns of it and no test fails. A profiler shows it (sectors per request), and so does the emulator.
@@ -41,7 +41,7 @@ __global__ void matrix_add_by_columns(const float* A, const float* B, float* C, 
   C[i] = A[i] + B[i];
 }
 
-#ifdef __NVCC__  // The host's side, in full. `flash-attention primer` brings its own and compiles only what is above.
+#ifdef __NVCC__  // The host's side, in full. `flash-attention primer` has its own and compiles only the lines above.
 
 #include <cstdio>
 #include <vector>
@@ -71,7 +71,7 @@ int main() {
 
   long long wrong = 0;
   for (const bool good : {true, false}) {
-    check(cudaMemset(C_gpu, 0, bytes));  // so that the first result cannot stand in for the second
+    check(cudaMemset(C_gpu, 0, bytes));  // so that the first result is not taken for the second
     if (good)
       matrix_add<<<by_rows, block>>>(A_gpu, B_gpu, C_gpu, rows, columns);
     else

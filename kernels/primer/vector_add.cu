@@ -37,7 +37,7 @@ __global__ void vector_add(const float* __restrict__ a, const float* __restrict_
   if (tail < n) c[tail] = a[tail] + b[tail];
 }
 
-#ifdef __NVCC__  // The host's side, in full. `flash-attention primer` brings its own and compiles only what is above.
+#ifdef __NVCC__  // The host's side, in full. `flash-attention primer` has its own and compiles only the lines above.
 
 #include <cstdio>
 #include <vector>

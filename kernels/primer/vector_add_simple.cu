@@ -23,7 +23,7 @@ __global__ void vector_add_simple(const float* a, const float* b, float* c, long
   if (i < n) c[i] = a[i] + b[i];  // the last block reaches past the end when n is no multiple of 256
 }
 
-#ifdef __NVCC__  // The host's side, in full. `flash-attention primer` brings its own and compiles only what is above.
+#ifdef __NVCC__  // The host's side, in full. `flash-attention primer` has its own and compiles only the lines above.
 
 #include <cstdio>
 #include <vector>
@@ -46,7 +46,7 @@ int main() {
   check(cudaMemcpy(a_gpu, a.data(), bytes, cudaMemcpyHostToDevice));
   check(cudaMemcpy(b_gpu, b.data(), bytes, cudaMemcpyHostToDevice));
 
-  // 3. Launch: <<<blocks, threads of a block>>>. It comes back at once; the GPU works meanwhile.
+  // 3. Launch: <<<blocks, threads of a block>>>. It returns at once; the GPU works meanwhile.
   const int threads = 256;
   const long long blocks = (n + threads - 1) / threads;
   vector_add_simple<<<blocks, threads>>>(a_gpu, b_gpu, c_gpu, n);

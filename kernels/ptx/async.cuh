@@ -22,8 +22,8 @@ __device__ __forceinline__ void copy_async_small(unsigned shared, const void* gl
 /// cp.async.commit_group: closes this thread's open group of copies.
 __device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-/// cp.async.wait_group: this thread's copies have landed, but for those of its latest `pending` groups. Other threads see
-/// them after a barrier.
+/// cp.async.wait_group: waits until this thread's copies have landed, except those of its latest `pending` groups.
+/// Other threads see them after a barrier.
 template <int pending>
 __device__ __forceinline__ void copy_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");

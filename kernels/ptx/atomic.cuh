@@ -11,8 +11,8 @@ __device__ __forceinline__ void reduce_add(float* address, float value) {
   asm volatile("red.relaxed.gpu.global.add.f32 [%0], %1;" ::"l"(address), "f"(value) : "memory");
 }
 
-/// red.global.add.v4.f32 (one instruction on sm_90, four before): four neighbours, 16-byte aligned; each addition is atomic
-/// by itself.
+/// red.global.add.v4.f32 (one instruction on sm_90, four before): adds to four neighbours, 16-byte aligned. Each
+/// addition is atomic, the group is not.
 __device__ __forceinline__ void reduce_add(float* address, const Vector<float, 4>& values) {
 #if __CUDA_ARCH__ >= 900
   asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(address), "f"(values[0]), "f"(values[1]),
@@ -50,8 +50,8 @@ __device__ __forceinline__ unsigned atomic_add(unsigned* address, unsigned value
   return old;
 }
 
-/// atom.global.acq_rel.add: what this thread wrote before is visible to every thread that sees the new value, and the other
-/// way round.
+/// atom.global.acq_rel.add: a thread that sees the new value also sees what this thread wrote before, and the other way
+/// round.
 __device__ __forceinline__ unsigned atomic_add_acq_rel(unsigned* address, unsigned value) {
   unsigned old;
   asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;" : "=r"(old) : "l"(address), "r"(value) : "memory");
@@ -76,7 +76,7 @@ __device__ __forceinline__ unsigned long long compare_exchange(unsigned long lon
   return old;
 }
 
-/// ld.relaxed.gpu: what other blocks have written, in no order.
+/// ld.relaxed.gpu: reads what other blocks have written, without an order.
 __device__ __forceinline__ unsigned long long load_relaxed(const unsigned long long* address) {
   unsigned long long value;
   asm volatile("ld.relaxed.gpu.global.b64 %0, [%1];" : "=l"(value) : "l"(address) : "memory");

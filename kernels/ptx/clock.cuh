@@ -4,7 +4,7 @@
 
 namespace flash_attention::ptx {
 
-/// Cycles so far. Other instructions are not moved across it.
+/// The number of cycles so far. Other instructions are not moved across it.
 __device__ __forceinline__ unsigned long long clock() {
   unsigned long long cycles;
   asm volatile("mov.u64 %0, %%clock64;" : "=l"(cycles)::"memory");

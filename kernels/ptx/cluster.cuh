@@ -14,18 +14,18 @@ __device__ __forceinline__ unsigned cluster_rank() {
   return rank;
 }
 
-/// barrier.cluster.arrive.release: this thread has come; its earlier writes are visible to those who wait.
+/// barrier.cluster.arrive.release: this thread arrives; its earlier writes are visible to threads that wait.
 __device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
 
-/// barrier.cluster.arrive.relaxed: this thread has come, and has written nothing that others are to see.
+/// barrier.cluster.arrive.relaxed: this thread arrives, and has written nothing that other threads must see.
 __device__ __forceinline__ void cluster_arrive_relaxed() {
   asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 }
 
-/// barrier.cluster.wait.acquire: until every thread of the cluster has come.
+/// barrier.cluster.wait.acquire: waits until every thread of the cluster has arrived.
 __device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 
-/// mapa: where the block of that rank has what this block has at `shared`.
+/// mapa: the address, in the block of that rank, of what this block has at `shared`.
 __device__ __forceinline__ unsigned cluster_address(const void* shared, unsigned rank) {
   unsigned address;
   asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(shared_address(shared)), "r"(rank));
@@ -39,8 +39,9 @@ __device__ __forceinline__ unsigned cluster_load_word(unsigned address) {
   return value;
 }
 
-/// st.async (9.7.9.12): to another block's shared memory, by cluster_address; the bytes are counted by an mbarrier of that
-/// block, and whoever waits for its phase sees them. Nothing waits for the rest of memory, as arrivals that release do.
+/// st.async (9.7.9.12): stores to another block's shared memory, by cluster_address. An mbarrier of that block counts
+/// the bytes, and threads that wait for its phase see them. Unlike an arrival with release, it does not wait for other
+/// memory accesses.
 __device__ __forceinline__ void cluster_store_async(unsigned address, const Vector<float, 4>& four, unsigned barrier) {
   asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%2, %3, %4, %5}, [%1];" ::"r"(address),
                "r"(barrier), "f"(four[0]), "f"(four[1]), "f"(four[2]), "f"(four[3])
@@ -57,8 +58,9 @@ __device__ __forceinline__ void cluster_mbarrier_arrive(unsigned barrier) {
   asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
-/// mbarrier.arrive, by cluster_address, for a stage that has been read and not written: the arrival alone. To make writes
-/// visible to the other block, cluster_mbarrier_arrive waits for all of memory, which takes longer than a stage's products.
+/// mbarrier.arrive, by cluster_address, for a stage that has been read and not written: it only arrives.
+/// cluster_mbarrier_arrive also makes writes visible to the other block; for that it waits for all memory accesses,
+/// which takes longer than a stage's products.
 __device__ __forceinline__ void cluster_mbarrier_arrive_read(unsigned barrier) {
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }

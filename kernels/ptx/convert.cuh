@@ -44,7 +44,7 @@ __device__ __forceinline__ float to_float(half value) {
   return result;
 }
 
-/// cvt.rn: from_float<half>(x).
+/// cvt.rn to type T, as in from_float<half>(x).
 template <typename T>
 __device__ __forceinline__ T from_float(float value) {
   return value;

@@ -8,7 +8,7 @@ namespace flash_attention::ptx {
 /// and wgmma reads. Every writer executes it, then a barrier tells the reader.
 __device__ __forceinline__ void fence_async_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-/// fence.proxy.async.global: between this thread's ordinary accesses to global memory and those of its bulk copies.
+/// fence.proxy.async.global: orders this thread's ordinary accesses to global memory and those of its bulk copies.
 __device__ __forceinline__ void fence_async_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 
 }  // namespace flash_attention::ptx

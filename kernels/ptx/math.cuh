@@ -32,28 +32,28 @@ __device__ __forceinline__ float fma(float x, float y, float z) {
   return result;
 }
 
-/// mul.rn: x * y, rounded also where an addition follows, with which the compiler would fuse it.
+/// mul.rn: x * y, rounded even if an addition follows with which the compiler would fuse it.
 __device__ __forceinline__ float multiply(float x, float y) {
   float result;
   asm("mul.rn.f32 %0, %1, %2;" : "=f"(result) : "f"(x), "f"(y));
   return result;
 }
 
-/// max: the other operand where one is NaN.
+/// max: if one operand is NaN, the other one.
 __device__ __forceinline__ float max(float x, float y) {
   float result;
   asm("max.f32 %0, %1, %2;" : "=f"(result) : "f"(x), "f"(y));
   return result;
 }
 
-/// min: the other operand where one is NaN.
+/// min: if one operand is NaN, the other one.
 __device__ __forceinline__ float min(float x, float y) {
   float result;
   asm("min.f32 %0, %1, %2;" : "=f"(result) : "f"(x), "f"(y));
   return result;
 }
 
-/// max.NaN, min.NaN (sm_80): NaN where one is.
+/// max.NaN, min.NaN (sm_80): NaN if an operand is NaN.
 __device__ __forceinline__ float max_or_nan(float x, float y) {
   float result;
   asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(x), "f"(y));
@@ -72,7 +72,7 @@ __device__ __forceinline__ float abs(float x) {
   return result;
 }
 
-// What CUDA's own library has: IEEE square root, sine and cosine to 2 ulp, rounding down.
+// From CUDA's own library: IEEE square root, sine and cosine to 2 ulp, rounding down.
 __device__ __forceinline__ float sqrt(float x) { return ::sqrtf(x); }
 __device__ __forceinline__ float sin(float x) { return ::sinf(x); }
 __device__ __forceinline__ float cos(float x) { return ::cosf(x); }

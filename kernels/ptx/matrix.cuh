@@ -31,8 +31,8 @@ __device__ __forceinline__ void ldmatrix_x4_trans(unsigned (&tiles)[4], unsigned
                : "memory");
 }
 
-/// movmatrix.trans: of an 8x8 tile of 16-bit elements, a lane gives row g, columns 2t and 2t + 1, and receives rows 2t and
-/// 2t + 1, column g.
+/// movmatrix.trans: transposes an 8x8 tile of 16-bit elements. A lane gives row g, columns 2t and 2t + 1, and receives
+/// rows 2t and 2t + 1, column g.
 __device__ __forceinline__ unsigned transpose_8x8(unsigned pair) {
   unsigned result;
   asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(result) : "r"(pair));

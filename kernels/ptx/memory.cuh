@@ -70,7 +70,8 @@ __device__ __forceinline__ T load_global(const T* address) {
   FLASH_ATTENTION_LOAD("ld.global", "l", address, "memory")
 }
 
-/// ld.global.nc: memory that nothing writes while the kernel runs; free to move and to be kept in the read-only cache.
+/// ld.global.nc: memory that nothing writes while the kernel runs. The load may be moved, and kept in the read-only
+/// cache.
 template <typename T>
 __device__ __forceinline__ T load_readonly(const T* address) {
   FLASH_ATTENTION_LOAD("ld.global.nc", "l", address)

@@ -14,7 +14,7 @@ __device__ __forceinline__ unsigned permute_bytes(unsigned low, unsigned high, u
   return result;
 }
 
-/// mov.b32: the upper half of a register. As a half it is an operand of cvt; as a shift it would be an instruction.
+/// mov.b32: the upper half of a register. cvt takes it as an operand; a shift would be one more instruction.
 __device__ __forceinline__ unsigned short upper_half(unsigned pair) {
   unsigned short result;
   asm("{\n.reg .b16 low;\nmov.b32 {low, %0}, %1;\n}" : "=h"(result) : "r"(pair));

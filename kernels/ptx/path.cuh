@@ -1,6 +1,6 @@
 #pragma once
 
-// Marks of branches that a test must have taken. On a GPU they are nothing; the emulator remembers them
+// Marks of branches that a test must have taken. On a GPU they do nothing; the emulator records them
 // (emulator/checks/paths.h).
 
 namespace flash_attention::ptx {

@@ -26,7 +26,7 @@ __device__ __forceinline__ int hide_from_compiler(int value) {
   return value;
 }
 
-/// gridDim.x, read at this point: the compiler might keep a value that it read earlier in a register all the while.
+/// gridDim.x, read at this point. Otherwise the compiler might keep a value that it read earlier in a register.
 __device__ __forceinline__ int fresh_grid_size() {
   int blocks;
   asm volatile("mov.u32 %0, %%nctaid.x;" : "=r"(blocks));

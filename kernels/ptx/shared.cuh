@@ -1,6 +1,6 @@
 #pragma once
 
-// Shared memory: where a block's storage is and how PTX addresses it.
+// The shared memory of a block, and its addresses in PTX.
 
 namespace flash_attention::ptx {
 

@@ -9,7 +9,7 @@
 
 namespace flash_attention::ptx {
 
-/// prefetch.tensormap: the descriptor is brought near before the first copy needs it.
+/// prefetch.tensormap: fetches the descriptor before the first copy needs it.
 __device__ __forceinline__ void tma_prefetch(const abi::TensorMap& map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }
@@ -32,7 +32,7 @@ __device__ __forceinline__ void tma_load_5d(void* shared, const abi::TensorMap& 
       : "memory");
 }
 
-/// createpolicy: what is loaded with it is the first to leave L2.
+/// createpolicy: data that is loaded with it leaves L2 first.
 __device__ __forceinline__ unsigned long long l2_evict_first() {
   unsigned long long policy;
   asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
@@ -69,7 +69,7 @@ __device__ __forceinline__ void tma_multicast_5d(void* shared, const abi::Tensor
       : "memory");
 }
 
-/// cp.async.bulk.prefetch.tensor: the box is brought into L2.
+/// cp.async.bulk.prefetch.tensor: prefetches the box to L2.
 __device__ __forceinline__ void tma_prefetch_4d(const abi::TensorMap& map, int x0, int x1, int x2, int x3) {
   asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global.tile [%0, {%1, %2, %3, %4}];" ::"l"(&map), "r"(x0), "r"(x1),
                "r"(x2), "r"(x3)
@@ -106,7 +106,7 @@ __device__ __forceinline__ void bulk_reduce_add(float* global, const void* share
                : "memory");
 }
 
-/// The same, with sums that are the last to leave L2.
+/// The same for sums that should stay in L2 the longest.
 __device__ __forceinline__ void bulk_reduce_add_kept(float* global, const void* shared, int bytes) {
   unsigned long long policy;
   asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
@@ -119,13 +119,15 @@ __device__ __forceinline__ void bulk_reduce_add_kept(float* global, const void* 
 /// cp.async.bulk.commit_group: closes this thread's open bulk group.
 __device__ __forceinline__ void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 
-/// cp.async.bulk.wait_group.read: all but the latest `pending` groups have read their shared memory, which may be reused.
+/// cp.async.bulk.wait_group.read: waits until all but the latest `pending` groups have read their shared memory, which
+/// may then be reused.
 template <int pending>
 __device__ __forceinline__ void bulk_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(pending) : "memory");
 }
 
-/// cp.async.bulk.wait_group: all but the latest `pending` groups are complete and their writes visible to this thread.
+/// cp.async.bulk.wait_group: waits until all but the latest `pending` groups are complete and their writes visible to
+/// this thread.
 template <int pending>
 __device__ __forceinline__ void bulk_wait() {
   asm volatile("cp.async.bulk.wait_group %0;" ::"n"(pending) : "memory");

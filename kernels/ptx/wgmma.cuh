@@ -91,7 +91,8 @@ __device__ __forceinline__ void wgmma_pin(unsigned (&registers)[rows][count]) {
 #define FLASH_ATTENTION_OUT112 FLASH_ATTENTION_OUT96, FLASH_ATTENTION_OUT8(96), FLASH_ATTENTION_OUT8(104)
 #define FLASH_ATTENTION_OUT128 FLASH_ATTENTION_OUT112, FLASH_ATTENTION_OUT8(112), FLASH_ATTENTION_OUT8(120)
 
-// One product with A in shared memory: `regs` registers of D, then the numbers of the operands that follow them.
+// One product with A in shared memory. `regs` lists the registers of D; then the numbers of the operands that follow
+// them.
 #define FLASH_ATTENTION_WGMMA_SS(n, type, regs, a, b, p, ta, tb)                                                          \
   asm volatile("{ .reg .pred p; setp.ne.b32 p, %" #p ", 0; wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type \
                " {" FLASH_ATTENTION_LIST##regs "}, %" #a ", %" #b ", p, 1, 1, %" #ta ", %" #tb "; }"                      \
@@ -132,12 +133,12 @@ __device__ __forceinline__ void wgmma_pin(unsigned (&registers)[rows][count]) {
   if constexpr (N == 224) FLASH_ATTENTION_WGMMA_RS(224, type, 112, 112, 113, 114, 115, 116, 117, 118); \
   if constexpr (N == 256) FLASH_ATTENTION_WGMMA_RS(256, type, 128, 128, 129, 130, 131, 132, 133, 134)
 
-/// Whether the kernels may ask for a product of this width.
+/// Whether a product of this width is among the shapes above.
 __device__ constexpr bool wgmma_has_shape(int n) {
   return n == 32 || n == 64 || n == 80 || n == 96 || n == 128 || n == 160 || n == 176 || n == 192 || n == 224 || n == 256;
 }
 
-/// wgmma.mma_async (9.7.15.5.2), A and B by descriptors; D is overwritten where `accumulate` is false.
+/// wgmma.mma_async (9.7.15.5.2), A and B by descriptors. D is overwritten if `accumulate` is false.
 template <abi::Type type, int N, Major a_major, Major b_major>
 __device__ __forceinline__ void wgmma_ss(float (&D)[N / 2], unsigned long long A, unsigned long long B, bool accumulate) {
   static_assert(wgmma_has_shape(N) && type != abi::Type::float32);

@@ -3,8 +3,8 @@
 // Warpgroup matrix products of 8-bit floats, D[64 x N] (+)= A[64 x 32] B[32 x N], asynchronous (PTX ISA 9.7.15). Both
 // operands have the contracted index contiguous: there is no transposed form. D is spread as ptx/wgmma.cuh says;
 //   A[r] holds four elements of row 16 w + l / 4 + 8 (r % 2), columns 4 (l % 4) + 16 (r / 2) and the next three.
-// The tensor core keeps about 14 bits of a sum: products are aligned to the largest of an instruction and of D, and what
-// is below is cut off. Long sums must leave it now and then.
+// The tensor core keeps about 14 bits of a sum: it aligns products to the largest number of an instruction and of D,
+// and truncates what is below. So long sums must be moved out of it now and then.
 
 #include "ptx/wgmma.cuh"
 
@@ -42,10 +42,10 @@ namespace flash_attention::ptx {
   if constexpr (N == 224) FLASH_ATTENTION_WGMMA8_RS(224, ta, tb, 112, 112, 113, 114, 115, 116, 117); \
   if constexpr (N == 256) FLASH_ATTENTION_WGMMA8_RS(256, ta, tb, 128, 128, 129, 130, 131, 132, 133)
 
-/// Whether the kernels may ask for a product of this width.
+/// Whether a product of this width is among the shapes above.
 __device__ constexpr bool wgmma_fp8_has_shape(int n) { return n >= 32 && n <= 256 && n % 32 == 0; }
 
-/// wgmma.mma_async (9.7.15.5.2) of e4m3 or e5m2, A and B by descriptors; D is overwritten where `accumulate` is false.
+/// wgmma.mma_async (9.7.15.5.2) of e4m3 or e5m2, A and B by descriptors. D is overwritten if `accumulate` is false.
 template <abi::Type a_type, abi::Type b_type, int N>
 __device__ __forceinline__ void wgmma_fp8_ss(float (&D)[N / 2], unsigned long long A, unsigned long long B,
                                              bool accumulate) {

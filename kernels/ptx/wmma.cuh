@@ -1,8 +1,8 @@
 #pragma once
 
-// Warp matrix instructions with opaque fragments (PTX ISA 9.7.14.4, wmma), 16 x 16 x 16, 16-bit inputs, fp32 accumulator:
-// the first step into tensor cores. How a fragment is spread over the lanes is the hardware's secret; load, multiply,
-// store.
+// Warp matrix instructions with opaque fragments (PTX ISA 9.7.14.4, wmma), 16 x 16 x 16, 16-bit inputs, fp32
+// accumulator: the first step into tensor cores. The hardware does not tell how a fragment is spread over the lanes: a
+// program can only load, multiply and store it.
 
 #include "abi/config.h"
 

@@ -3,7 +3,7 @@
 #include "standard/forward.cuh"
 #include "tile/workspace.cuh"
 
-// Standard attention, backward. S comes from standard_scores, delta from backward_delta; then
+// Standard attention, backward. standard_scores computes S, backward_delta computes delta; then
 //
 //   standard_dp                 dP = dO V^T                          64 x 64 tiles, one a block
 //   standard_softmax_backward   P = dropout(exp(S - lse)),           one row a warp
@@ -101,7 +101,7 @@ __device__ __forceinline__ void standard_key_gradient(const AttentionArgs& args,
       const bool some_hidden = standard::some_hidden(score, q_begin, kv_begin);
       float weights[4][4];
       weights_of_head.load(weights, score, q_begin, kv_begin, some_hidden, skips_dropped);
-      __syncthreads();  // everyone has read the previous weights
+      __syncthreads();  // all threads have read the previous weights
       tile::store_weights_by_row(storage.weights, weights);
       tile::add_weighted_rows<dim>(total, storage.weights, rows.from(q_begin), storage.product,
                                    some_hidden || skips_dropped);
@@ -142,7 +142,7 @@ __device__ __forceinline__ void standard_dq(const AttentionArgs& args) {
     const bool some_hidden = standard::some_hidden(score, q_begin, kv_begin);
     float weights[4][4];
     dS.load(weights, score, q_begin, kv_begin, some_hidden, false);
-    __syncthreads();  // everyone has read the previous weights
+    __syncthreads();  // all threads have read the previous weights
     tile::store_weights_by_column(storage.weights, weights);
     tile::add_weighted_rows<config.head_dim>(dQ, storage.weights, K.from(kv_begin), storage.product, some_hidden);
   }

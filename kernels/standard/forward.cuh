@@ -77,7 +77,7 @@ __device__ __forceinline__ void standard_softmax(const AttentionArgs& args) {
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
       const float p = tile::exp(S[j + e] - reference) * inverse * factor[e];
-      const bool is_number = row_sum == row_sum;  // else the row is NaN, whatever dropout takes away
+      const bool is_number = row_sum == row_sum;  // if not, the row is NaN, whatever dropout drops
       P[j + e] = ptx::from_float<Element>(factor[e] == 0 && is_number ? standard::dropped : p);
     }
   }
@@ -109,7 +109,7 @@ __device__ __forceinline__ void standard_output(const AttentionArgs& args) {
     const bool some_hidden = standard::some_hidden(score, q_begin, kv_begin);
     float weights[4][4];
     P.load(weights, score, q_begin, kv_begin, some_hidden, features.dropout);
-    __syncthreads();  // everyone has read the previous weights
+    __syncthreads();  // all threads have read the previous weights
     tile::store_weights_by_column(storage.weights, weights);
     tile::add_weighted_rows<config.head_dim_v>(O, storage.weights, V.from(kv_begin), storage.product,
                                                some_hidden || features.dropout);

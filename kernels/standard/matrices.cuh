@@ -11,7 +11,7 @@ namespace flash_attention::standard {
 
 using namespace abi;
 
-/// A dropped probability is kept as -0, which no other probability is.
+/// A dropped probability is stored as -0. No other probability is -0.
 constexpr float dropped = -0.0f;
 __device__ __forceinline__ bool is_dropped(float p) {
   return __builtin_bit_cast(unsigned, p) == __builtin_bit_cast(unsigned, dropped);
@@ -41,8 +41,8 @@ struct ScoreMatrix {
     }
   }
 
-  /// The thread's part of a tile; what a mask hides is marked, so that it is skipped instead of multiplied by zero.
-  /// With `skips_dropped`, so is what dropout has dropped.
+  /// Loads the thread's part of a tile. Hidden elements are marked, so that they are skipped instead of multiplied by
+  /// zero. With `skips_dropped`, dropped elements are marked, too.
   template <Features features>
   __device__ __forceinline__ void load(float (&values)[4][4], const tile::Score<features>& score, int q_begin, int kv_begin,
                                        bool some_hidden, bool skips_dropped) const {
@@ -89,7 +89,7 @@ __device__ __forceinline__ bool some_hidden(const tile::Score<features>& score, 
   return q_begin + block > score.len_q || !score.template all_visible<block, block>(q_begin, kv_begin);
 }
 
-/// Over the 32 lanes of a warp.
+/// Combines the values of the 32 lanes of a warp.
 template <typename Combine>
 __device__ __forceinline__ float reduce_warp(float value, Combine combine) {
 #pragma unroll

@@ -155,7 +155,8 @@ struct Scoring {
     ptx::wgmma_commit();
   }
 
-  /// Scales S between the products of the value's columns and those of the key's own columns, which have another scale.
+  /// Scales S after the products of the value's columns and before those of the key's own columns, which have another
+  /// scale.
   __device__ __forceinline__ void scale_values(float (&S)[mla_block_kv / 2]) const {
     ptx::wgmma_wait<0>();
     ptx::wgmma_pin(S);

@@ -17,7 +17,7 @@ namespace flash_attention::mla {
 using namespace abi;
 
 constexpr int wg_threads = 128;
-/// Of a stage: panels 0 to 3 and 4 to 7, the values; panel 8, the key's own columns, if it has some.
+/// The parts of a stage: panels 0 to 3 and panels 4 to 7, the values; panel 8, the key's own columns, if it has any.
 constexpr int most_parts = 3;
 template <ForwardConfig config>
 constexpr int parts_of_stage = config.head_dim > config.head_dim_v ? most_parts : 2;
@@ -34,11 +34,11 @@ constexpr int barrier_warpgroup = 4;  // one warpgroup; 5: the other
 template <ForwardConfig config>
 constexpr Type product_type = is_narrow(key_type(config.features)) ? Type::float16 : config.features.dtype;
 
-/// Then Q becomes float16, too, each row divided by a power of two.
+/// Whether Q becomes float16, too. Then each row is divided by a power of two.
 template <ForwardConfig config>
 constexpr bool divides_Q = product_type<config> != config.features.dtype;
 
-/// Then probabilities are multiplied by 2^log2_P_scale, so that small ones keep their bits in float16.
+/// If so, probabilities are multiplied by 2^log2_P_scale, so that small ones keep their bits in float16.
 template <ForwardConfig config>
 constexpr int log2_P_scale = divides_Q<config> ? 15 : 0;
 

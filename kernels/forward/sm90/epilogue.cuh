@@ -158,8 +158,8 @@ struct Epilogue {
         ptx::stmatrix_x4(to, ptx::pack<S::type>(o[0], o[1]), ptx::pack<S::type>(o[2], o[3]), ptx::pack<S::type>(o[4], o[5]),
                          ptx::pack<S::type>(o[6], o[7]));
       }
-      ptx::fence_async_shared();                                     // what was written, before TMA reads it
-      ptx::barrier_sync(barrier_warpgroup + warpgroup, wg_threads);  // by the whole warpgroup
+      ptx::fence_async_shared();                                     // the writes are visible to TMA
+      ptx::barrier_sync(barrier_warpgroup + warpgroup, wg_threads);  // the whole warpgroup has written
       if (features.packed && rows < wg_rows) {
         ptx::path<"forward/sm90 end of a packed sequence">();
         copy_rows(tile, begin, rows);  // a box of TMA would overwrite rows of the next sequence
@@ -199,7 +199,7 @@ struct Epilogue {
         ptx::stmatrix_x4(buffer + i * 512 + thread * 16, word(0), word(1), word(2), word(3));
       }
       ptx::fence_async_shared();                                     // what was written, before the copy reads it
-      ptx::barrier_sync(barrier_warpgroup + warpgroup, wg_threads);  // by the whole warpgroup
+      ptx::barrier_sync(barrier_warpgroup + warpgroup, wg_threads);  // the whole warpgroup has written
       if (thread == 0) {
         ptx::bulk_store(parts.rows_at(tile.split, head_of_batch, first_row) + begin * wg_threads, buffer, count * 512);
         ptx::bulk_commit();

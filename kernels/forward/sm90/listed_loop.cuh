@@ -4,7 +4,7 @@
 // publishes with each K which block it is, which warpgroups see it, and whether it is the last. Full and tested blocks come
 // in any order.
 //
-//     for each block that comes, until the last:
+//     for each block, until the last:
 //       not seen by this warpgroup:    O += P V of the block before, in its turn           skip_listed
 //       the first that is seen:        S = Q K^T; P = softmax(S)                           begin_listed
 //       another:                       S = Q K^T, O += P V of the block before; P = S      visit_listed

@@ -126,8 +126,9 @@ __device__ __forceinline__ void modify_then_hide(const ScoreMath<config>& math, 
 //       compute the words of some rows (mask/words.cuh)
 //       wait until the warpgroup has read its words; store
 //
-// A mask's data of a key is read or computed once for 64 rows, that of a row once for a tile. Edges of windows and lengths
-// are not included: for the consumers they are a shift (hide_unseen). A block that is cut only by them has no words.
+// Mask data of a key is read or computed once for 64 rows, mask data of a row once for a tile. Edges of windows and
+// lengths are not in the bits: the consumers apply them with a shift (hide_unseen). A block that is cut only by such an
+// edge has no words.
 
 template <ForwardConfig config>
 struct MaskWriter {

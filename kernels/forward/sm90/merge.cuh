@@ -17,8 +17,8 @@
 
 namespace flash_attention::forward_sm90 {
 
-// The parts in the workspace that work tiles with the same rows leave: for each split of the keys O, normalised by the sum
-// of the split, and two statistics a row.
+// The parts in the workspace. Work tiles with the same rows write them: for each split of the keys, O, normalised by
+// the sum of the split, and two statistics a row.
 using namespace abi;
 
 template <ForwardConfig config>

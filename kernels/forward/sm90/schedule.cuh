@@ -133,7 +133,8 @@ __device__ __forceinline__ void list_blocks(const AttentionArgs& args, Tile& til
   tile.blocks = tile.first < 0 ? 0 : 1;
 }
 
-// Of the KV blocks that are loaded for a tile: which ones the 64 rows of a warpgroup see, and which of these are edges.
+// For the KV blocks that are loaded for a tile: which ones the 64 rows of a warpgroup see, and which of those are
+// edges.
 
 /// The block nearest to the diagonal of a query.
 template <ForwardConfig config>
@@ -343,7 +344,8 @@ struct Schedule {
 
   __device__ __forceinline__ void find_blocks(Tile& tile, Attempt attempt) const {
     const tile::Score<config.features> score(args, tile.sequence, tile.head_idx);
-    // The fixed order has the running maximum at once.
+    // In the fixed order the first attempt already has a running maximum, so the retry is the next attempt after
+    // online_max.
     if (Shape<config>::ordered && attempt == Attempt::online_max) attempt = tile.attempt = Attempt::nonfinite_safe;
     tile::TileRange loaded = score.template key_tiles<config.block_q, config.block_kv>(tile.q_begin);
     if constexpr (config.split_keys) loaded = take_split(loaded, tile.split);

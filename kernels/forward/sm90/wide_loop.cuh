@@ -153,7 +153,7 @@ struct WideProducts {
       add_nonfinite<S::value_rows>(wg, O, ptx::shared_address(V), kv_begin + n * S::value_rows, tile, math);
       clear_all_nonfinite(V);
       issue_stage(O, n, V, true);
-      ptx::wgmma_wait<0>();  // O is ours again
+      ptx::wgmma_wait<0>();  // O may be read and written again
       ptx::wgmma_pin(O);
       release_stages(1);
     }
@@ -358,7 +358,7 @@ struct WideLoop {
     products.release_stages(1);
   }
   __device__ __forceinline__ void finish_output() {
-    ptx::wgmma_wait<0>();  // O is ours again
+    ptx::wgmma_wait<0>();  // O may be read and written again
     ptx::wgmma_pin(out.O);
     products.release_stages(1);
   }

@@ -45,7 +45,7 @@ struct KvLoop {
   RowState& rows;
   typename Warpgroup<config>::ScoreTile scores;
   typename Warpgroup<config>::PackedTile P;
-  float since_flush[2] = {1, 1};  // the factor that the sums in fp32 are still to be multiplied by
+  float since_flush[2] = {1, 1};  // the sums in fp32 must still be multiplied by this factor
   int blocks_in_O = 0;
   bool flushed = false;
   bool needs_check = false;  // a row of this thread has no reference yet, or a large one

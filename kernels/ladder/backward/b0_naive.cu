@@ -22,7 +22,7 @@ template <BackwardConfig config>
 __device__ __forceinline__ void dq(const AttentionArgs& args) {
   constexpr Features features = config.features;
   using Element = ptx::Element<features.dtype>;
-  // Which tile of queries, of which head and sequence, this block computes.
+  // The tile of queries, the head and the sequence that this block computes.
   const auto block = tile::query_block(blockIdx.x, tile::ceil_div(args.seq_q, config.block_q), args.heads_q);
   const int lane = threadIdx.x % 32, i = block.tile_idx * config.block_q + threadIdx.x / 32;
   if (i >= args.seq_q) return;

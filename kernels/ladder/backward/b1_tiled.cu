@@ -19,7 +19,7 @@ namespace flash_attention {
 
 using namespace abi;
 
-/// Rows of the block, rows of the tile it has come to, and the weights of each pair.
+/// Rows of the block, rows of the current tile, and the weights of each pair.
 template <int dim, int block_rows, int tile_rows>
 struct FloatStorage {
   alignas(16) float own[2][block_rows][dim];            // Q and dO, or K and V
@@ -35,7 +35,7 @@ __device__ __forceinline__ void dq(const AttentionArgs& args) {
   using Element = ptx::Element<features.dtype>;
   static_assert(block_kv == 32 && dim <= 128, "a lane has one key and four columns");
   auto& storage = ptx::shared_storage<FloatStorage<dim, block_q, block_kv>>();
-  // Which tile of queries, of which head and sequence, this block computes.
+  // The tile of queries, the head and the sequence that this block computes.
   const auto block = tile::query_block(blockIdx.x, tile::ceil_div(args.seq_q, block_q), args.heads_q);
   const int lane = threadIdx.x % 32, warp_row = static_cast<int>(threadIdx.x) / 32 * rows, column = 4 * lane;
   const int q_begin = block.tile_idx * block_q;

@@ -19,7 +19,7 @@ namespace flash_attention {
 
 using namespace abi;
 
-/// Rows of the block and rows of the tile it has come to, 16 bits.
+/// Rows of the block and rows of the current tile, 16 bits.
 template <int dim, int block_rows, int tile_rows>
 struct SharedStorage {
   using Own = tile::SwizzledTile<block_rows, dim>;
@@ -29,7 +29,7 @@ struct SharedStorage {
   alignas(8) float lse[tile_rows], delta[tile_rows];  // dkv: of the queries of the tile
 };
 
-/// Rows of a tensor to shared memory; rows that do not exist, and columns at or past head_dim, become zero.
+/// Loads rows of a tensor to shared memory. Rows that do not exist, and columns from head_dim on, become zero.
 template <int threads, int dim, typename Tile, typename Element>
 __device__ __forceinline__ void load_tile(Tile& to, const tile::Rows<const Element>& from) {
   using Chunk = ptx::Vector<Element, 8>;
@@ -55,7 +55,7 @@ __device__ __forceinline__ void dq(const AttentionArgs& args) {
   using Element = ptx::Element<type>;
   static_assert(block_q == 16 * config.num_warps);
   auto& storage = ptx::shared_storage<SharedStorage<dim, block_q, block_kv>>();
-  // Which tile of queries, of which head and sequence, this block computes.
+  // The tile of queries, the head and the sequence that this block computes.
   const auto block = tile::query_block(blockIdx.x, tile::ceil_div(args.seq_q, block_q), args.heads_q);
   const int lane = threadIdx.x % 32, warp_row = static_cast<int>(threadIdx.x) / 32 * 16;
   const tile::LanePlace place(lane);
@@ -101,7 +101,7 @@ __device__ __forceinline__ void dq(const AttentionArgs& args) {
           // Elements 0 and 1 are in row g of the warp, 2 and 3 in row g + 8.
           const int i = q_begin + warp_row + place.row + 8 * (e / 2), j = kv_begin + first + 8 * n + place.column + e % 2;
           const float P = j < end_of_keys<features>(args, i) ? tile::exp(S[0][n][e] * args.scale - lse[e / 2]) : 0;
-          S[0][n][e] = P * (dP[0][n][e] - delta[e / 2]);  // dS, in the place of S
+          S[0][n][e] = P * (dP[0][n][e] - delta[e / 2]);  // dS, in place of S
         }
       }
       add_rows<type>(dQ, S[0], storage.tile[0], first, lane);
@@ -170,7 +170,7 @@ __device__ __forceinline__ void dkv(const AttentionArgs& args) {
             const int j = kv_begin + warp_row + place.row + 8 * (e / 2), i = q_begin + column + e % 2;
             const float P = j < end_of_keys<features>(args, i) ? tile::exp(S[0][n][e] * args.scale - lse[e % 2]) : 0;
             S[0][n][e] = P;
-            dP[0][n][e] = P * (dP[0][n][e] - delta[e % 2]);  // dS, in the place of dP
+            dP[0][n][e] = P * (dP[0][n][e] - delta[e % 2]);  // dS, in place of dP
           }
         }
         add_rows<type>(dV, S[0], storage.tile[1], first, lane);

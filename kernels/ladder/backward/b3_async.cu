@@ -20,7 +20,7 @@ namespace flash_attention {
 
 using namespace abi;
 
-/// Rows of the block, and rows of the tile it has come to and of the next one, 16 bits.
+/// Rows of the block, of the current tile and of the next one, 16 bits.
 template <int dim, int block_rows, int tile_rows>
 struct SharedStorage {
   using Own = tile::SwizzledTile<block_rows, dim>;
@@ -50,7 +50,7 @@ __device__ __forceinline__ void dq(const AttentionArgs& args) {
   using Element = ptx::Element<type>;
   static_assert(block_q == 16 * config.num_warps);
   auto& storage = ptx::shared_storage<SharedStorage<dim, block_q, block_kv>>();
-  // Which tile of queries, of which head and sequence, this block computes.
+  // The tile of queries, the head and the sequence that this block computes.
   const auto block = tile::query_block(blockIdx.x, tile::ceil_div(args.seq_q, block_q), args.heads_q);
   const int lane = threadIdx.x % 32, warp_row = static_cast<int>(threadIdx.x) / 32 * 16;
   const tile::LanePlace place(lane);
@@ -104,12 +104,12 @@ __device__ __forceinline__ void dq(const AttentionArgs& args) {
           // Elements 0 and 1 are in row g of the warp, 2 and 3 in row g + 8.
           const int i = q_begin + warp_row + place.row + 8 * (e / 2), j = kv_begin + first + 8 * n + place.column + e % 2;
           const float P = j < end_of_keys<features>(args, i) ? tile::exp(S[0][n][e] * args.scale - lse[e / 2]) : 0;
-          S[0][n][e] = P * (dP[0][n][e] - delta[e / 2]);  // dS, in the place of S
+          S[0][n][e] = P * (dP[0][n][e] - delta[e / 2]);  // dS, in place of S
         }
       }
       add_rows<type>(dQ, S[0], stage.tile[0], first, lane);
     }
-    __syncthreads();  // every warp is done with the tile: the one after the next may take its place
+    __syncthreads();  // every warp is done with the tile: the one after the next may overwrite it
   }
   ptx::copy_async_wait<0>();
   store_rows<type, config.head_dim>(dQ_gmem, dQ, warp_row, place, args.scale);
@@ -184,15 +184,16 @@ __device__ __forceinline__ void dkv(const AttentionArgs& args) {
             const float P =
                 j < end_of_keys<features>(args, i) ? tile::exp(S[0][n][e] * args.scale - usable(lse[e % 2])) : 0;
             S[0][n][e] = P;
-            dP[0][n][e] = P * (dP[0][n][e] - delta[e % 2]);  // dS, in the place of dP
+            dP[0][n][e] = P * (dP[0][n][e] - delta[e % 2]);  // dS, in place of dP
           }
         }
         add_rows<type>(dV, S[0], stage.tile[1], first, lane);
         add_rows<type>(dK, dP[0], stage.tile[0], first, lane);
       }
-      __syncthreads();  // every warp is done with the tile: the one after the next may take its place
+      __syncthreads();  // every warp is done with the tile: the one after the next may overwrite it
     }
-    ptx::copy_async_wait<0>();  // the zeros past the last tile come before what the thread loads there for the next head
+    ptx::copy_async_wait<0>();  // the zeros past the last tile must land before the thread loads rows of the next head
+                                // there
   }
   store_rows<type, config.head_dim>(dK_gmem, dK, warp_row, place, args.scale);
   store_rows<type, config.head_dim>(dV_gmem, dV, warp_row, place, 1);

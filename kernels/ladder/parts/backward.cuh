@@ -1,7 +1,7 @@
 #pragma once
 
-// What the rungs of the backward pass have in common: which pairs the mask leaves, and delta, the first of the three
-// kernels, which is the same on every rung: it reads O and dO once, so memory is all that it waits for.
+// What the rungs of the backward pass share: which pairs the mask leaves, and delta, the first of the three kernels.
+// delta is the same on every rung, because it reads O and dO once and waits only for memory.
 
 #include "ladder/parts/columns.cuh"
 #include "tile/sequence.cuh"
@@ -11,25 +11,24 @@ namespace flash_attention {
 
 using namespace abi;
 
-/// Query i sees the keys before this one: all or, under a causal mask, those up to the diagonal, which ends in the last
-/// corner.
+/// Query i sees the keys before this one. Under a causal mask they end at the diagonal, which ends in the last corner.
 template <Features features>
 __device__ __forceinline__ int end_of_keys(const AttentionArgs& args, int i) {
   return features.window_right ? tile::min(i + args.seq_kv - args.seq_q + 1, args.seq_kv) : args.seq_kv;
 }
 
-/// Key j is seen by this query and those after it.
+/// The first query that sees key j. All later queries see it, too.
 template <Features features>
 __device__ __forceinline__ int begin_of_queries(const AttentionArgs& args, int j) {
   return features.window_right ? tile::max(j - (args.seq_kv - args.seq_q), 0) : 0;
 }
 
-/// Where delta of a head begins in the workspace; it has the layout of lse.
+/// delta of a head in the workspace. It has the layout of lse.
 __device__ __forceinline__ float* delta_of(const AttentionArgs& args, long long statistics) {
   return tile::workspace<float>(args, BackwardRegion::delta) + statistics;
 }
 
-/// A row that saw no key has lse = -inf and no probabilities: with +inf, every exp(S - lse) is 0.
+/// A row that sees no key has lse = -inf and no probabilities. With +inf instead, every exp(S - lse) is 0.
 __device__ __forceinline__ float usable(float lse) { return lse == -tile::infinity ? tile::infinity : lse; }
 
 /// The first kernel: delta[i] = dO[i] . O[i] - dlse[i]. A warp takes a query.

@@ -1,13 +1,13 @@
 #pragma once
 
-// The products of the backward rungs on CUDA cores. They serve dq and dkv alike, which are mirror images: one has rows of
-// queries and tiles of keys, the other rows of keys and tiles of queries.
+// The products of the backward rungs on CUDA cores. Both dq and dkv use them, because they are mirror images: dq
+// has rows of queries and tiles of keys, dkv has rows of keys and tiles of queries.
 
 #include "ladder/parts/float_tile.cuh"
 
 namespace flash_attention {
 
-/// The lane's row of the tile with every row of the warp: S = Q K^T and dP = dO V^T, or both transposed.
+/// Multiplies the lane's row of the tile with every row of the warp: S = Q K^T and dP = dO V^T, or both transposed.
 template <int dim, int rows, typename Storage>
 __device__ __forceinline__ void dot_products(float (&S)[rows], float (&dP)[rows], const Storage& storage, int warp_row,
                                              int lane) {

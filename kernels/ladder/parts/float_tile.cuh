@@ -9,12 +9,12 @@
 
 namespace flash_attention {
 
-/// Four neighbours of shared memory by one instruction.
+/// Loads four neighbours from shared memory with one instruction.
 __device__ __forceinline__ tile::Four load_four(const float& from) {
   return ptx::load_shared<tile::Four>(ptx::shared_address(&from));
 }
 
-/// Rows of a tensor to shared memory, as floats; rows that do not exist become zero.
+/// Loads rows of a tensor to shared memory, as floats. Rows that do not exist become zero.
 template <int threads, int dim, int rows, int columns, typename Element>
 __device__ __forceinline__ void load_tile(float (&to)[rows][columns], const tile::Rows<const Element>& from) {
   using Raw = ptx::Vector<Element, 4>;
@@ -27,7 +27,7 @@ __device__ __forceinline__ void load_tile(float (&to)[rows][columns], const tile
   }
 }
 
-/// Four sums to global memory, times a factor, rounded.
+/// Stores four sums, times a factor and rounded, to global memory.
 template <typename Element>
 __device__ __forceinline__ void store_four(Element* to, const tile::Four& values, float factor) {
   ptx::Vector<Element, 4> rounded;

@@ -7,7 +7,7 @@
 
 namespace flash_attention {
 
-/// Rows of a tensor to shared memory; rows that do not exist, and columns at or past head_dim, become zero.
+/// Loads rows of a tensor to shared memory. Rows that do not exist, and columns from head_dim on, become zero.
 template <int threads, int dim, int rows, int columns, typename Element>
 __device__ __forceinline__ void load_tile(Element (&to)[rows][columns], const tile::Rows<const Element>& from) {
   using Chunk = ptx::Vector<Element, 8>;
@@ -26,13 +26,13 @@ struct PlainTile {
   static constexpr int rows = num_rows, columns = num_columns;
   alignas(16) unsigned char bytes[rows * columns * 2];
 
-  /// Where chunk `chunk` (eight elements) of a row is, in bytes from the start.
+  /// The place of chunk `chunk` (eight elements) of a row, in bytes from the start.
   __device__ static constexpr unsigned offset(int row, int chunk) { return row * columns * 2 + chunk * 16; }
-  /// From the address of a chunk to that `chunks` further on.
+  /// From the address of a chunk to the one `chunks` chunks later.
   __device__ static constexpr unsigned step(unsigned address, int chunks) { return address + chunks * 16; }
 };
 
-/// Rows of a tensor to a tile of shared memory, by its address; the type of the tile says where a chunk of a row is.
+/// Loads rows of a tensor to a tile of shared memory, by its address. The type of the tile knows the place of a chunk.
 template <int threads, int dim, typename Tile, typename Element>
 __device__ __forceinline__ void load_tile(unsigned address, const tile::Rows<const Element>& from, int thread) {
   using Chunk = ptx::Vector<Element, 8>;

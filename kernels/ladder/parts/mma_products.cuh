@@ -1,7 +1,7 @@
 #pragma once
 
-// The products of the backward rungs on tensor cores. A warp computes 16 rows: operands come from shared memory by
-// ldmatrix, or from the accumulators of the product before.
+// The products of the backward rungs on tensor cores. A warp computes 16 rows: operands are loaded from shared
+// memory by ldmatrix, or are the accumulators of the product before.
 
 #include "ptx/memory.cuh"
 #include "tile/mma.cuh"
@@ -11,7 +11,7 @@ namespace flash_attention {
 
 using namespace abi;
 
-/// C = own tile^T: 16 rows of the block with the rows of the tile from first_row on.
+/// C = own tile^T, for 16 rows of the block and the rows of the tile from first_row on.
 template <Type type, typename Own, typename Tile, int blocks>
 __device__ __forceinline__ void dot_products(float (&C)[1][blocks][4], const Own& own, int warp_row, const Tile& tile,
                                              int first_row, int lane) {
@@ -24,7 +24,7 @@ __device__ __forceinline__ void dot_products(float (&C)[1][blocks][4], const Own
       });
 }
 
-/// sum += weights tile: 16 rows of weights with the rows of the tile from first_row on.
+/// sum += weights tile, for 16 rows of weights and the rows of the tile from first_row on.
 template <Type type, typename Tile, int blocks, int columns>
 __device__ __forceinline__ void add_rows(float (&sum)[1][blocks][4], const float (&weights)[columns][4], const Tile& tile,
                                          int first_row, int lane) {
@@ -36,7 +36,7 @@ __device__ __forceinline__ void add_rows(float (&sum)[1][blocks][4], const float
       });
 }
 
-/// 16 rows of a sum to a tensor, rounded.
+/// Stores 16 rows of a sum, rounded, to a tensor.
 template <Type type, int dim, int blocks, typename Element>
 __device__ __forceinline__ void store_rows(const tile::Rows<Element>& to, const float (&sum)[1][blocks][4], int warp_row,
                                            const tile::LanePlace& place, float factor) {

@@ -1,7 +1,7 @@
 #pragma once
 
-// Which tiles a block of a persistent kernel takes. Producer and consumers go through the same list, so that nothing has to
-// be handed over; what they have done so far tells them the stage and the phase of what comes next.
+// The tiles of a block of a persistent kernel. Producer and consumers go through the same list, so they need not exchange
+// it. Each counts what it has done, and computes the next stage and phase from that.
 
 #include "abi/args.h"
 #include "abi/config.h"
@@ -11,14 +11,14 @@ namespace flash_attention {
 
 using namespace abi;
 
-/// What a warp has behind it: stages and phases follow from it.
+/// The work that a warp has done. Stages and phases follow from it.
 struct Progress {
   int tiles = 0;
   int blocks = 0;
 };
 
-/// The tiles of this block, in order: work(index, head, batch, q_begin). Under a causal mask row tile `last - x` comes
-/// before row tile x, so that every pair is the same work.
+/// The tiles of this block, in order: work(index, head, batch, q_begin). Under a causal mask row tile `last - x` is
+/// followed by row tile x, so that every pair is the same work.
 template <ForwardConfig config, typename Work>
 __device__ __forceinline__ void for_each_tile(const AttentionArgs& args, Work work) {
   constexpr bool pairs = config.features.window_right;
@@ -31,7 +31,7 @@ __device__ __forceinline__ void for_each_tile(const AttentionArgs& args, Work wo
 #pragma unroll 1
     for (int second = 0; second < (pairs ? 2 : 1); ++second, ++index) {
       const int row_tile = second || !pairs ? position : row_tiles - 1 - position;
-      if (second && row_tile == row_tiles - 1 - position) continue;  // the one in the middle
+      if (second && row_tile == row_tiles - 1 - position) continue;  // the tile in the middle has no partner
       work(index, head % args.heads_q, head / args.heads_q, row_tile * config.block_q);
     }
   }

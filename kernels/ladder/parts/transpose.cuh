@@ -1,7 +1,7 @@
 #pragma once
 
-// The first launch of 17_fp8: V^T, in the order in which a product of 8 bits wants its keys. It reads and writes V once,
-// which is little compared with the attention; forward/sm90_fp8 does the same with wider reads.
+// The first launch of 17_fp8: V^T, with keys in the order that a product of 8 bits needs. It reads and writes V
+// once, which is little compared with the attention; forward/sm90_fp8 does the same with wider reads.
 
 #include "abi/forward_sm90_fp8.h"
 #include "ptx/memory.cuh"
