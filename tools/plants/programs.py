@@ -285,8 +285,8 @@ PLANTS = (
     Plant(
         "a cap is that of the first number",
         FLEX + "program.py",
-        "if not part or numbers[int(part[1])] != numbers[int(capped[2])]:",
-        "if not part:",
+        "or captured.get(divisor) != captured[factor]:",
+        "or divisor not in captured:",
         "tests/python/masks/test_lowered.py",
     ),
 )

@@ -163,11 +163,11 @@ def _all_names(code):
 
 
 def find(surroundings):
-    """(text, the places of its tensors among the surroundings', numbers, places of lines, own_backward, ...), or None."""
+    """(nodes, the places of its tensors among the surroundings', numbers, own_backward, ...), or None."""
     return None if surroundings.key is None else _programs.get(surroundings.key)
 
 
-def keep(surroundings, recorder, text, places, own_backward):
+def keep(surroundings, recorder, nodes, own_backward):
     """Unless the function has computed something by itself, which may differ the next time."""
     if surroundings.key is None or not recorder.only_symbols:
         return
@@ -178,4 +178,4 @@ def keep(surroundings, recorder, text, places, own_backward):
         return
     if len(_programs) >= _CAPACITY:
         _programs.clear()
-    _programs[surroundings.key] = (text, slots, recorder.numbers, places, own_backward, surroundings.kept)
+    _programs[surroundings.key] = (nodes, slots, recorder.numbers, own_backward, surroundings.kept)

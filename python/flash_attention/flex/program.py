@@ -1,4 +1,4 @@
-"""A score_mod and a mask_mod as one program: its text, the tensors and the numbers that it captures."""
+"""A score_mod and a mask_mod as one program: its nodes, the tensors and the numbers that it captures."""
 
 import inspect
 import re
@@ -8,6 +8,7 @@ import torch
 
 from flash_attention.flex import memory
 from flash_attention.flex.lines import where_it_was
+from flash_attention.flex.nodes import Nodes
 from flash_attention.flex.recorder import ProgramError, Recorder, Value, kind_of
 
 __all__ = ["NoProgram", "Program", "ProgramError", "record"]
@@ -18,22 +19,21 @@ class Program:
 
     kept = None  # where the masks of the call are kept: _core.KeptMasks
 
-    def __init__(self, text, tensors, numbers, places, own_backward=""):
-        self.text, self.tensors, self.numbers, self._places = text, tensors, numbers, places
+    def __init__(self, nodes, tensors, numbers, own_backward=""):
+        self.nodes, self.text, self.tensors, self.numbers = nodes, nodes.text, tensors, numbers
         self._own_backward = own_backward
 
     @property
     def has_score(self):
         """Whether it changes scores: only then what it captures has gradients."""
-        return "\nscore = " in f"\n{self.text}"
+        return "score" in self.nodes.results
 
     def __repr__(self):
         return f"Program of {len(self.tensors)} tensors and {len(self.numbers)} numbers:\n{self.text}"
 
-    def with_tensor(self, text, at, tensor):
-        """The same with one more tensor, which is declared and read by two new lines."""
-        places = [*self._places[:at], "", "", *self._places[at:]]
-        return Program(text, [*self.tensors, tensor], self.numbers, places, self._own_backward)
+    def with_tensor(self, nodes, tensor):
+        """The program of these nodes, which read one more tensor."""
+        return Program(nodes, [*self.tensors, tensor], self.numbers, self._own_backward)
 
     def arguments(self, tensors, gradients=None):
         """As the binding takes it."""
@@ -56,10 +56,10 @@ class Program:
                 continue
             for value in torch.aminmax(tensor):
                 if not -(2**31) <= value.item() < 2**31:
-                    lines = self.text.splitlines()
-                    line = next(at for at, text in enumerate(lines) if f" = load t{n} " in f"{text} ")
+                    loads = (node for node in self.nodes.nodes if node.operation == "load")
+                    place = next(node.place for node in loads if node.arguments[0] == f"t{n}")
                     raise ProgramError(
-                        f"{self._places[line]}\n  a captured tensor holds {value.item()}, which does not fit into 32 bits; "
+                        f"{place}\n  a captured tensor holds {value.item()}, which does not fit into 32 bits; "
                         "torch.unique(tensor, return_inverse=True)[1] numbers its values anew"
                     )
 
@@ -68,16 +68,14 @@ class Program:
         found = re.search(r"program: line (\d+)", str(error))
         if found is None:
             return error
-        line = int(found.group(1)) - 1
-        place = self._places[line] if line < len(self._places) else "?"
-        return ProgramError(f"{place}\n  {error}")
+        return ProgramError(f"{self.nodes.place_of_line(int(found.group(1)))}\n  {error}")
 
 
 class NoProgram(Program):
     """Of a call with prepared masks that are all data."""
 
     def __init__(self):
-        super().__init__("", [], (), [])
+        super().__init__(Nodes((), {}), [], ())
 
     def arguments(self, tensors, gradients=None):
         return None
@@ -89,15 +87,15 @@ def record(score_mod=None, mask_mod=None, extra=()):
     surroundings = memory.Surroundings([score_mod, *masks])
     known = memory.find(surroundings)
     if known is not None:
-        text, slots, *rest = known[:-1]
-        return Program(text, [surroundings.tensors[n] for n in slots], *rest)
+        nodes, slots, *rest = known[:-1]
+        return Program(nodes, [surroundings.tensors[n] for n in slots], *rest)
     recorder = Recorder()
     b, h, i, j = (recorder.symbol(Value(name, "int")) for name in "bhij")
-    results = []
+    results = {}
     if score_mod is not None:
         recorder.constants = _constants(score_mod)
         score = _called(recorder, "score_mod", score_mod, recorder.symbol(Value("score", "float")), b, h, i, j)
-        results.append(f"score = {_result(recorder, 'score_mod', score_mod, score, 'float').name}")
+        results["score"] = _result(recorder, "score_mod", score_mod, score, "float").name
     own_backward = recorder.own_backward  # what a mask does has no derivative
     visible = None
     for mask in masks:
@@ -105,29 +103,27 @@ def record(score_mod=None, mask_mod=None, extra=()):
         shown = _result(recorder, "mask_mod", mask, _called(recorder, "mask_mod", mask, b, h, i, j), "bool")
         visible = shown if visible is None else recorder.emit("bool", "and", visible.name, shown.name)
     if visible is not None:
-        results.append(f"visible = {visible.name}")
+        results["visible"] = visible.name
     if not results:
         return None
-    places = [""] * len(recorder.declarations) + recorder.places
-    lines = _literal_cap(recorder.lines, results[0], recorder.numbers)
-    text = "\n".join([*recorder.declarations, *lines, *results])
-    memory.keep(surroundings, recorder, text, places, own_backward)
-    return Program(text, recorder.tensors, recorder.numbers, places, own_backward)
+    nodes = _with_literal_cap(Nodes([*recorder.declarations, *recorder.operations], results), recorder.numbers)
+    memory.keep(surroundings, recorder, nodes, own_backward)
+    return Program(nodes, recorder.tensors, recorder.numbers, own_backward)
 
 
-def _literal_cap(lines, result, numbers):
-    """The lines of a soft cap, c * tanh(score / c), with c in the text: the library makes its option of it, for which no
-    kernel is compiled. Other captured numbers stay outside, so that a program is compiled once for all of them."""
-    made = dict(line.split(" = ") for line in lines)
-    name = result.removeprefix("score = ")
-    capped = re.fullmatch(r"mul (\w+) s(\d+)", made.get(name, ""))
-    inner = capped and re.fullmatch(r"tanh (\w+)", made.get(capped[1], ""))
-    part = inner and re.fullmatch(r"div score s(\d+)", made.get(inner[1], ""))
-    if not part or numbers[int(part[1])] != numbers[int(capped[2])]:
-        return lines
-    cap = repr(float(numbers[int(part[1])]))
-    literal = {inner[1]: f"div score {cap}", name: f"mul {capped[1]} {cap}"}
-    return [f"{name} = {literal[name]}" if name in literal else f"{name} = {text}" for name, text in made.items()]
+def _with_literal_cap(nodes, numbers):
+    """A soft cap, c * tanh(score / c), with c in the text: the library makes its option of it, for which no kernel is
+    compiled. Other captured numbers stay outside, so that a program is compiled once for all of them."""
+    score = nodes.results.get("score")
+    bent, factor = nodes.operands(score, "mul") or (None, None)
+    (inner,) = nodes.operands(bent, "tanh") or (None,)
+    of, divisor = nodes.operands(inner, "div") or (None, None)
+    captured = {f"s{n}": float(number) for n, number in enumerate(numbers)}
+    if of != "score" or factor not in captured or captured.get(divisor) != captured[factor]:
+        return nodes
+    cap, made = repr(captured[factor]), nodes.by_name()
+    part, product = made[inner]._replace(arguments=("score", cap)), made[score]._replace(arguments=(bent, cap))
+    return nodes.replaced({inner: (part,), score: (product,)})
 
 
 def _called(recorder, name, function, *arguments):

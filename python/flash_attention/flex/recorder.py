@@ -1,4 +1,4 @@
-"""Runs a score_mod or a mask_mod once on symbols and writes down what it does, as the text of docs/numerics.md.
+"""Runs a score_mod or a mask_mod once on symbols and writes down what it does, as nodes.
 
 The symbols are tensors without memory and without axes. Two modes of torch see every call that the function makes: one sees
 indexing and conversions to Python numbers, the other the operations below. Nothing is executed but what the user wrote, and
@@ -12,6 +12,7 @@ import torch
 
 from flash_attention.flex import arrays, modes, operations
 from flash_attention.flex.lines import in_a_function_of_autograd, where_is_user
+from flash_attention.flex.nodes import Node
 
 MOST_TENSORS, MOST_SCALARS, MOST_AXES = 8, 16, 4
 _ELEMENTS = {
@@ -65,12 +66,12 @@ class Partial:
 
 
 class Recorder:
-    """The text of one program in the making. Both functions of a program are recorded by one."""
+    """The nodes of one program in the making. Both functions of a program are recorded by one."""
 
     def __init__(self):
-        self.declarations, self.lines, self.places = [], [], []
+        self.declarations, self.operations = [], []
         self.tensors, self.numbers = [], []
-        self.only_symbols = True  # nothing was computed but what is in the text
+        self.only_symbols = True  # nothing was computed but what the nodes do
         self.own_backward = ""  # the line of a torch.autograd.Function, whose backward a program does not call
         self.constants = set()  # numbers that stand in the source: they stay literals
         self.all_literal = False
@@ -89,14 +90,13 @@ class Recorder:
         raise ProgramError(f"{where_is_user()}\n  {what}")
 
     def emit(self, kind, op, *names):
-        """A line 'name = op names', once for the same operation on the same values."""
+        """The node 'name = op names', once for the same operation on the same values."""
         key = (op, *names)
         if key not in self._memo:
-            self._memo[key] = Value(f"v{len(self.lines)}", kind)
-            self.lines.append(f"v{len(self.lines)} = {' '.join(key)}")
-            self.places.append(where_is_user())
+            value = self._memo[key] = Value(f"v{len(self.operations)}", kind)
+            self.operations.append(Node(value.name, op, names, where_is_user()))
             if kind == "float" and op not in _WITHOUT_SLOPE and not self._varying.isdisjoint(names):
-                self._varying.add(self._memo[key].name)
+                self._varying.add(value.name)
         return self._memo[key]
 
     def named(self, name):
@@ -117,7 +117,7 @@ class Recorder:
             return Value(repr(value), kind)
         self.numbers.append(value)
         name = f"s{len(self.numbers) - 1}"
-        self.declarations.append(f"{name} = scalar {kind}")
+        self.declarations.append(Node(name, "scalar", (kind,)))
         return Value(name, kind)
 
     def converted(self, value, kind):
@@ -232,8 +232,9 @@ class Recorder:
         if len(self.tensors) == MOST_TENSORS:
             self.refuse(f"more than {MOST_TENSORS} captured tensors")
         self.tensors.append(tensor)
-        self.declarations.append(f"t{len(self.tensors) - 1} = tensor {_ELEMENTS[tensor.dtype]} {tensor.dim()}")
-        return f"t{len(self.tensors) - 1}"
+        name = f"t{len(self.tensors) - 1}"
+        self.declarations.append(Node(name, "tensor", (_ELEMENTS[tensor.dtype], str(tensor.dim()))))
+        return name
 
     def index(self, tensor, index):
         """tensor[index] with a symbol in the index."""

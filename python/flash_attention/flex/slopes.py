@@ -6,9 +6,11 @@
 The library makes its option of ALiBi where slopes are a tensor (docs/numerics.md, "Programs").
 """
 
-import re
+import math
 
 import torch
+
+from flash_attention.flex.nodes import Node
 
 __all__ = ["with_slopes"]
 
@@ -30,7 +32,7 @@ def with_slopes(program, heads, device):
         if len(_known) >= _CAPACITY and not _make_room():
             return program
         with torch.inference_mode(False), torch.no_grad():  # it is kept, and a later call may want gradients
-            _known[key] = None if len(program.tensors) == _MOST_TENSORS else _slopes_of(*key)
+            _known[key] = None if len(program.tensors) == _MOST_TENSORS else _slopes_of(program, heads, device)
     found = _known[key]
     return program if found is None else program.with_tensor(*found)
 
@@ -44,46 +46,46 @@ def _make_room():
     return bool(without)
 
 
-def _slopes_of(text, numbers, heads, device):
-    """(the text that reads slopes from one more tensor, the number of its first new line, slopes), or None."""
-    lines = text.splitlines()
-    made = dict(line.split(" = ") for line in lines)
-    of_heads = _values_of_heads(made, numbers, heads)
-    operation, *terms = made.get(made.get("score", ""), "none").split()
-    for name in terms if operation in ("add", "sub") else ():
-        product, *factors = made.get(name, "none").split()
-        slopes = [n for n, factor in enumerate(factors) if factor in of_heads and of_heads[factor].dim() == 1]
-        if product != "mul" or len(slopes) != 1:
+def _slopes_of(program, heads, device):
+    """(the nodes that read slopes from one more tensor, slopes), or None."""
+    nodes = program.nodes
+    score = nodes.results["score"]
+    of_heads = _values_of_heads(nodes, program.numbers, heads)
+    for name in nodes.operands(score, "add") or nodes.operands(score, "sub"):
+        factors = nodes.operands(name, "mul")
+        slopes = [factor for factor in factors if factor in of_heads and of_heads[factor].dim() == 1]
+        if len(slopes) != 1:
             continue
-        values = of_heads[factors[slopes[0]]]
-        tensor = f"t{sum(of.startswith('tensor ') for of in made.values())}"
-        factors[slopes[0]] = "slope"
-        at = lines.index(f"{name} = {made[name]}")
-        lines[at : at + 1] = [
-            f"{tensor} = tensor float32 1",
-            f"slope = load {tensor} h",
-            f"{name} = mul {' '.join(factors)}",
-        ]
-        return "\n".join(lines), at, values.to(device)
+        tensor = f"t{len(program.tensors)}"
+        product = nodes.by_name()[name]
+        read = (
+            Node(tensor, "tensor", ("float32", "1")),
+            Node("slope", "load", (tensor, "h")),
+            product._replace(arguments=tuple("slope" if factor == slopes[0] else factor for factor in factors)),
+        )
+        return nodes.replaced({name: read}), of_heads[slopes[0]].to(device)
     return None
 
 
-def _values_of_heads(made, numbers, heads):
-    """{name: its value for all heads, or one number where it depends on none}; what depends on more is left out."""
+def _values_of_heads(nodes, numbers, heads):
+    """{name: its value for all heads, or one number if it depends on none}; what depends on more is left out."""
     known = {f"s{n}": _number(number) for n, number in enumerate(numbers)}
     known["h"] = torch.arange(heads, dtype=torch.int32)
-
-    def value_of(name):
-        if name in known or not re.match(r"-?\d", name):
-            return known.get(name)
-        return _number(float(name) if re.search(r"[.e]", name) else int(name))
-
-    for name, what in made.items():
-        operation, *arguments = what.split()
-        values = [value_of(argument) for argument in arguments] if operation in _OPERATIONS else [None]
-        if all(value is not None for value in values):
-            known[name] = _OPERATIONS[operation](*values)
+    for node in nodes.nodes:
+        if node.operation in _OPERATIONS:
+            values = [known.get(argument, _literal(argument)) for argument in node.arguments]
+            if all(value is not None for value in values):
+                known[node.name] = _OPERATIONS[node.operation](*values)
     return known
+
+
+def _literal(argument):
+    """The finite number of a literal, else None."""
+    try:
+        number = int(argument) if argument.lstrip("-").isdigit() else float(argument)
+    except ValueError:  # a name
+        return None
+    return _number(number) if math.isfinite(number) else None
 
 
 def _number(value):

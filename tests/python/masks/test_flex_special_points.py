@@ -9,6 +9,7 @@ import torch
 from flash_attention import create_block_mask, flex_attention
 from flash_attention.arguments.options import make_options
 from flash_attention.flex import arrays, attention, operations
+from flash_attention.flex.nodes import Node, Nodes
 from flash_attention.flex.program import Program, record
 from flash_attention.options import Tensors
 from flex_points import ARRAYS, CASES, WITHOUT_POINTS, all_cases, torchs
@@ -76,9 +77,8 @@ def slopes_text(case, which):
 
 def with_score_of_0(program):
     """The program with the same derivative of the score."""
-    *lines, result = program.text.splitlines()
-    lines += [f"zero = slope 0.0 {result.removeprefix('score = ')} 1.0", "score = zero"]
-    return Program("\n".join(lines), program.tensors, program.numbers, program._places)
+    zero = Node("zero", "slope", ("0.0", program.nodes.results["score"], "1.0"))
+    return Program(Nodes([*program.nodes.nodes, zero], {"score": "zero"}), program.tensors, program.numbers)
 
 
 def is_near(got, want, near, least=1e-6):
