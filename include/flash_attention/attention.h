@@ -20,8 +20,8 @@
 ///     flash_attention::forward(problem, {.q = q, .k = k, .v = v, .out = out, .lse = lse});
 namespace flash_attention {
 
-/// Pointers, and nothing else. Which of them must be set follows from the Problem; a wrong one is refused by name.
-/// They point to memory of Options::device. Shapes are in terms of the Problem's fields.
+/// The pointers of a call, and nothing else. The Problem decides which of them must be set; a wrong one is refused by
+/// name. They point to memory of Options::device. Shapes use the names of the Problem's fields.
 struct Buffers {
   const void* q = nullptr;  ///< [batch, seq_q, heads_q, head_dim]; packed: [total_q, heads_q, head_dim]
   const void* k = nullptr;  ///< [batch, seq_kv, heads_kv, head_dim]; packed: [total_kv, heads_kv, head_dim];
@@ -46,7 +46,7 @@ struct Buffers {
   const std::int32_t* hidden_rows = nullptr;    ///< Problem::hidden_rows
   const std::uint8_t* block_mask = nullptr;     ///< Problem::block_mask; nonzero = visible
 
-  const void* const* program_tensors = nullptr;  ///< Problem::program: a pointer for each tensor it reads, dense
+  const void* const* program_tensors = nullptr;  ///< Problem::program: a pointer to each tensor that it reads, dense
   const double* program_scalars = nullptr;       ///< Problem::program: its scalars, in host memory
   const float* k_scale = nullptr;                ///< Problem::kv_scales; [1], [batch, heads_kv] or as the rows of k
   const float* v_scale = nullptr;                ///< the same for v
@@ -58,12 +58,13 @@ struct Buffers {
   void* dq = nullptr;           ///< shape of q
   void* dk = nullptr;           ///< shape of k
   void* dv = nullptr;           ///< shape of v
-  void* dbias = nullptr;        ///< dense [batch|1, heads_q|1, seq_q|1, seq_kv], 1 where bias broadcasts; may be null
+  void* dbias = nullptr;        ///< dense [batch|1, heads_q|1, seq_q|1, seq_kv], 1 if bias broadcasts; may be null
   float* dsink = nullptr;       ///< [heads_q]; may be null
-  float* const* program_gradients = nullptr;  ///< Problem::program_gradients: as many pointers as tensors; float32, dense
+  /// Problem::program_gradients: one pointer for each tensor; float32, dense
+  float* const* program_gradients = nullptr;
 
   const std::int32_t* key_list = nullptr;    ///< Problem::key_list
-  const std::int32_t* key_counts = nullptr;  ///< KeyList::counts; as key_list without its last axis
+  const std::int32_t* key_counts = nullptr;  ///< KeyList::counts; the shape of key_list without its last axis
   float* row_max = nullptr;                  ///< with key_list, forward: the largest score of each row, -inf if there is none;
                                              ///< layout of lse, without the sink; may be null
   // Statistics. Forward writes them, backward reads entropy and the gradients.
@@ -74,8 +75,8 @@ struct Buffers {
   const float* dkey_mass = nullptr;  ///< backward: Problem::return_key_mass; shape of key_mass
   const float* dentropy = nullptr;   ///< backward: Problem::return_entropy; shape of lse
 
-  // tangent() and second(): tangents, each with the shape, type and strides of what it is a tangent of. Null inputs are 0,
-  // null results are not written.
+  // tangent() and second(): each tangent has the shape, type and strides of its tensor. Null inputs are 0, null results
+  // are not written.
   const void* q_tangent = nullptr;
   const void* k_tangent = nullptr;
   const void* v_tangent = nullptr;
@@ -89,24 +90,26 @@ struct Buffers {
   const std::int32_t* sequence_windows = nullptr;  ///< Problem::sequence_windows; [batch, 2], left and right
 };
 
-/// What a GPU finds out about the masks of a call before it attends, kept for later calls: docs/masks.md, "Prepared masks".
+/// The facts about a call's masks that a GPU computes before it attends, kept for later calls: docs/masks.md, "Prepared
+/// masks".
 struct PreparedMask {
-  const void* data = nullptr;  ///< on the device; null: the call finds it out itself
-  std::uint64_t stamp = 0;     ///< by which a call knows that it is of its masks
+  const void* data = nullptr;  ///< on the device; null: the call computes them itself
+  std::uint64_t stamp = 0;     ///< a call checks by it that they belong to its masks
 };
 
-/// How one call is carried out; nothing here changes what is computed, except the dropout seed.
+/// How one call runs. Nothing here changes the result, except the dropout seed.
 struct Options {
   Device device{};                   ///< where the buffers are and the work runs
   void* stream = nullptr;            ///< CUDA: the caller's CUstream; the call returns before the work is done
   void* workspace = nullptr;         ///< at least workspace_bytes(...) bytes, 256-byte aligned, on the device
-  std::size_t workspace_bytes = 0;   ///< what the caller provides
+  std::size_t workspace_bytes = 0;   ///< the bytes at `workspace`
   std::uint64_t seed = 0;            ///< dropout
   std::uint64_t offset = 0;          ///< dropout
-  std::uint32_t* repairs = nullptr;  ///< a counter on the device, to which forward/sm90 adds the tiles it does again
-  std::string_view kernel{};         ///< empty: the planner's choice; else a name such as "forward/sm90"
-  bool backward_follows = false;  ///< CUDA: the first forward starts to compile what backward will need, in the background
-  PreparedMask prepared_mask{};   ///< of prepare_mask, for the same pass; the workspace is smaller then
+  std::uint32_t* repairs = nullptr;  ///< a counter on the device; forward/sm90 adds the number of tiles that it repeats
+  std::string_view kernel{};         ///< empty: the planner chooses; otherwise a name such as "forward/sm90"
+  /// CUDA: the first forward begins to compile the kernels of backward, in the background
+  bool backward_follows = false;
+  PreparedMask prepared_mask{};   ///< from prepare_mask, for the same pass; the workspace is smaller then
   std::optional<TileSize> tile{};      ///< instead of the kernel's choice, for experiments
   std::optional<BackwardPart> part{};  ///< instead of the whole pass; backward/sm90 has parts
 };
@@ -120,39 +123,40 @@ FLASH_ATTENTION_API void backward(const Problem& problem, const Buffers& buffers
 /// out, lse and their tangents, from those of q, k, v, bias and sink (docs/numerics.md, "Forward mode").
 FLASH_ATTENTION_API void tangent(const Problem& problem, const Buffers& buffers, const Options& options = {});
 
-/// Second derivatives: the gradients of F = sum of dq q_tangent + dk k_tangent + dv v_tangent (+ dbias bias_tangent + dsink
-/// sink_tangent), where dq ... dsink are what backward makes of dout and dlse. Reads what backward reads and the tangents;
-/// writes dF / dq .. dF / dsink to dq, dk, dv, dbias and dsink, dF / ddout to out_tangent and dF / ddlse to lse_tangent
-/// (docs/numerics.md, "Second derivatives").
+/// Second derivatives: the gradients of F = sum of dq q_tangent + dk k_tangent + dv v_tangent (+ dbias bias_tangent +
+/// dsink sink_tangent), where backward computes dq ... dsink from dout and dlse. Reads the inputs of backward and the
+/// tangents. Writes dF / dq .. dF / dsink to dq, dk, dv, dbias and dsink, dF / ddout to out_tangent and dF / ddlse to
+/// lse_tangent (docs/numerics.md, "Second derivatives").
 FLASH_ATTENTION_API void second(const Problem& problem, const Buffers& buffers, const Options& options = {});
 
 /// The textbook algorithm, which stores the full score matrices in the workspace: a baseline to compare with.
 FLASH_ATTENTION_API void standard_forward(const Problem& problem, const Buffers& buffers, const Options& options = {});
 FLASH_ATTENTION_API void standard_backward(const Problem& problem, const Buffers& buffers, const Options& options = {});
 
-/// Bytes of workspace that the call needs; often 0.
+/// Bytes of workspace that the call needs, often 0.
 FLASH_ATTENTION_API std::size_t workspace_bytes(const Problem& problem, Pass pass, const Options& options = {});
 
-/// What prepare_mask needs, and for which calls it then serves.
+/// The memory that prepare_mask needs, and the calls that can use its result.
 struct MaskPreparation {
-  std::size_t bytes = 0;      ///< of memory on the device; 0: the call finds nothing out, as on a CPU
-  std::uint64_t stamp = 0;    ///< the same for calls that one prepared mask serves
-  std::uint32_t tensors = 0;  ///< bit n: it depends on what tensor n of Problem::program holds
+  std::size_t bytes = 0;      ///< of memory on the device; 0: there is nothing to prepare, as on a CPU
+  std::uint64_t stamp = 0;    ///< equal for all calls that can use the same prepared mask
+  std::uint32_t tensors = 0;  ///< bit n: the result depends on the contents of tensor n of Problem::program
 };
 FLASH_ATTENTION_API MaskPreparation mask_preparation(const Problem& problem, Pass pass, const Buffers& buffers,
                                                      const Options& options = {});
 
-/// Finds out about the masks of a call, for Options::prepared_mask of later ones, on any stream that waits for this one.
-/// `memory`: mask_preparation().bytes, 256-byte aligned, on the device. Of `buffers` it reads what hides keys: mask,
-/// hidden_rows, block_mask, program_tensors, program_scalars, cu_seqlens. Where that changes, the mask is prepared anew: a
-/// call refuses other pointers, scalars, sizes and kernels, but cannot see that memory has changed.
+/// Computes the facts about a call's masks, for Options::prepared_mask of later calls on any stream that waits for this
+/// one. `memory`: mask_preparation().bytes, 256-byte aligned, on the device. Of `buffers` it reads those that hide
+/// keys: mask, hidden_rows, block_mask, program_tensors, program_scalars, cu_seqlens. If their contents change, prepare
+/// the mask again: a call refuses other pointers, scalars, sizes and kernels, but it cannot see that memory has
+/// changed.
 FLASH_ATTENTION_API PreparedMask prepare_mask(const Problem& problem, Pass pass, const Buffers& buffers, void* memory,
                                               std::size_t bytes, const Options& options = {});
 
-/// Which kernel the call would use, and why each faster one was not chosen: text for people.
+/// The kernel that the call would use, and for each faster one why it was not chosen: text for people.
 FLASH_ATTENTION_API std::string explain(const Problem& problem, Pass pass, const Options& options = {});
 
-/// True where dropout keeps the score of query i and key j. The same function on every backend; docs/numerics.md.
+/// Whether dropout keeps the score of query i and key j. The same function on every backend; docs/numerics.md.
 FLASH_ATTENTION_API bool dropout_keeps(std::uint64_t seed, std::uint64_t offset, float dropout_p, std::int64_t batch_idx,
                                        std::int64_t head_idx, std::int64_t heads_q, std::int64_t i, std::int64_t j);
 

@@ -1,11 +1,11 @@
 #ifndef FLASH_ATTENTION_C_API_H
 #define FLASH_ATTENTION_C_API_H
 
-/* The library for C and for everything that speaks C. The structs mirror Problem, Buffers and Options of attention.h, where
- * each field is explained. Call the _init functions first: they set every default and `size`, which lets a program built
- * against an older header go on working with a newer library: fields are only ever added at the end. Languages that cannot
- * read this header call the _init_sized functions with the size of the struct as they know it. Every call returns
- * FLASH_ATTENTION_OK or an error code; flash_attention_last_error() then holds the message, per thread. */
+/* The library for C, and for languages that call C. The structs mirror Problem, Buffers and Options of attention.h, which
+ * explains each field. Call the _init functions first: they set every default and `size`. Fields are only added at the
+ * end, so with `size` a program built against an older header works with a newer library. Languages that cannot read this
+ * header call the _init_sized functions with the size of their struct. Every call returns FLASH_ATTENTION_OK or an error
+ * code; flash_attention_last_error() then returns the message of this thread. */
 
 #include <stddef.h>
 #include <stdint.h>
@@ -212,11 +212,11 @@ static inline void flash_attention_append_gradients_init(flash_attention_append_
   flash_attention_append_gradients_init_sized(gradients, sizeof *gradients);
 }
 
-/* New rows into a cache, the norms of queries and keys and the rotary embedding. */
+/* Writes new rows to a cache, with the norms and the rotary embedding of queries and keys. */
 FLASH_ATTENTION_API flash_attention_status flash_attention_append(const flash_attention_append_problem* problem,
                                                                   const flash_attention_append_buffers* buffers,
                                                                   const flash_attention_options* options);
-/* Gradients of q, k and the norms' weights, where problem->in_rows. */
+/* Gradients of q, k and the norms' weights, if problem->in_rows. */
 FLASH_ATTENTION_API flash_attention_status flash_attention_append_backward(
     const flash_attention_append_problem* problem, const flash_attention_append_buffers* buffers,
     const flash_attention_append_gradients* gradients, const flash_attention_options* options);
@@ -263,25 +263,25 @@ FLASH_ATTENTION_API flash_attention_status flash_attention_workspace_bytes(const
                                                                            const flash_attention_options* options,
                                                                            size_t* bytes);
 
-/* MaskPreparation and PreparedMask of attention.h. *bytes = what prepare_mask needs, 0 where there is nothing to prepare;
- * *stamp = what it will give. */
+/* MaskPreparation and PreparedMask of attention.h. *bytes = the memory that prepare_mask needs, 0 if there is nothing to
+ * prepare; *stamp = the stamp that it will return. */
 FLASH_ATTENTION_API flash_attention_status flash_attention_mask_preparation(const flash_attention_problem* problem,
                                                                             int32_t pass,
                                                                             const flash_attention_buffers* buffers,
                                                                             const flash_attention_options* options,
                                                                             size_t* bytes, uint64_t* stamp);
-/* Fills `memory`. Later calls with these masks take options.prepared_mask = memory and options.prepared_mask_stamp =
- * *stamp; where there is nothing to prepare, *stamp = 0 and they take neither. */
+/* Fills `memory`. For later calls with these masks, set options.prepared_mask = memory and options.prepared_mask_stamp =
+ * *stamp. If there is nothing to prepare, *stamp = 0: set neither. */
 FLASH_ATTENTION_API flash_attention_status
 flash_attention_prepare_mask(const flash_attention_problem* problem, int32_t pass, const flash_attention_buffers* buffers,
                              void* memory, size_t bytes, const flash_attention_options* options, uint64_t* stamp);
 
-/* Writes at most `capacity` bytes of text with a closing zero; *needed (may be NULL) = bytes the whole text takes. */
+/* Writes at most `capacity` bytes of text, with a final zero; *needed (may be NULL) = bytes of the whole text. */
 FLASH_ATTENTION_API flash_attention_status flash_attention_explain(const flash_attention_problem* problem, int32_t pass,
                                                                    const flash_attention_options* options, char* text,
                                                                    size_t capacity, size_t* needed);
 
-/* The message of this thread's last call that failed; "" before that. */
+/* The message of this thread's last failed call; "" if none has failed. */
 FLASH_ATTENTION_API const char* flash_attention_last_error(void);
 FLASH_ATTENTION_API const char* flash_attention_version(void);
 

@@ -24,23 +24,23 @@ enum class DeviceKind : std::uint8_t {
 struct Device {
   DeviceKind kind = DeviceKind::cpu;
   int index = 0;          ///< which GPU; 0 elsewhere
-  int emulated_arch = 0;  ///< emulator only: the architecture it plays, 80 or 90 (0 = 90)
+  int emulated_arch = 0;  ///< emulator only: the architecture that it emulates, 80 or 90 (0 = 90)
 
   friend bool operator==(const Device&, const Device&) = default;
 };
 
-/// What all devices of a kind have in common. Code reads these, not the kind.
+/// Traits of all devices of a kind. Code reads these, not the kind.
 struct DeviceTraits {
   bool host_memory = false;  ///< tensors are in the host's memory, and a call is done when it returns
   bool streams = false;      ///< calls are queued on a stream, and events on it measure them
   bool gpu_kernels = false;  ///< runs the kernels of kernels/, which are compiled at their first use
-  bool emulated = false;     ///< plays another device: its work can be counted, its times say nothing
+  bool emulated = false;     ///< emulates another device: its work can be counted, its times mean nothing
 };
 
 /// Instruction sets of the CPU backend, from the plainest to the most capable.
 enum class CpuIsa : std::uint8_t { generic, neon, avx2, avx512, avx512_bf16, amx };
 
-/// Facts about a device, asked once and passed as a value. The planner decides from these alone.
+/// Facts about a device, read once and passed as a value. The planner decides from these only.
 struct DeviceInfo {
   Device device{};
   std::string name{};
@@ -51,29 +51,29 @@ struct DeviceInfo {
   std::int64_t memory_bytes = 0;      ///< total memory of the device
   CpuIsa isa = CpuIsa::generic;       ///< CPU
   int threads = 1;                    ///< CPU: workers, the caller included
-  std::int64_t core_cache_bytes = 0;  ///< CPU: level-2 cache of one core; 0 where it is not known
+  std::int64_t core_cache_bytes = 0;  ///< CPU: level-2 cache of one core; 0 if unknown
   std::shared_ptr<const plan::Tuned> tuned{};  ///< what was measured on it (tune.h); null: nothing
 
-  bool proven_only = false;  ///< GPU: use no kernel that was never run on such a GPU and has not passed its self-test
+  bool proven_only = false;  ///< GPU: use only kernels that have run on such a GPU before, or pass their self-test
 
   friend bool operator==(const DeviceInfo&, const DeviceInfo&) = default;
 };
 
-/// Throws Error(invalid_argument) for a number that is no kind.
+/// Throws Error(invalid_argument) for a number that is not a kind.
 FLASH_ATTENTION_API const DeviceTraits& device_traits(DeviceKind kind);
 FLASH_ATTENTION_API const DeviceTraits& device_traits(const Device& device);
 
-/// Facts about one device. Throws Error(unavailable) where it does not exist.
+/// Facts about one device. Throws Error(unavailable) if it does not exist.
 FLASH_ATTENTION_API DeviceInfo device_info(Device device);
 
-/// Facts about a usual GPU of an architecture (90 for 9.0), which need not be here: for plans and for kernels compiled
-/// ahead of time. Throws Error(invalid_argument) for one that the library does not know.
+/// Facts about a typical GPU of an architecture (90 for 9.0). No such GPU is needed: use it for plans and for kernels
+/// compiled ahead of time. Throws Error(invalid_argument) for an architecture that the library does not know.
 FLASH_ATTENTION_API DeviceInfo typical_gpu(int arch);
 
 /// Every device this process can use: the CPU first, then the GPUs. The emulator is not listed.
 FLASH_ATTENTION_API std::vector<DeviceInfo> devices();
 
-/// The fastest device here: the first GPU with a compiler at hand, else the CPU.
+/// The fastest device here: the first GPU if a compiler is installed, otherwise the CPU.
 FLASH_ATTENTION_API Device best_device();
 
 FLASH_ATTENTION_API std::string_view to_string(DeviceKind kind);

@@ -10,13 +10,13 @@
 
 namespace flash_attention {
 
-/// What went wrong, in a form a program can switch on. The values are part of the C ABI.
+/// The kind of an error, on which a program can switch. The values are part of the C ABI.
 enum class ErrorCode : int {
   invalid_argument = 1,  ///< the caller's mistake: the message names the argument, its value and what is allowed
   unsupported = 2,       ///< a correct request that no kernel of this device can serve
-  unavailable = 3,       ///< the device, driver or compiler is not here: the message says how to get it
+  unavailable = 3,       ///< the device, driver or compiler is missing: the message says how to get it
   out_of_memory = 4,
-  compile_failed = 5,  ///< carries the compiler's log and the path of the source
+  compile_failed = 5,  ///< the message has the compiler's log and the path of the source
   device_failed = 6,   ///< a driver call or a kernel failed
   internal = 7,        ///< a bug of ours
 };
@@ -25,8 +25,8 @@ enum class ErrorCode : int {
 class FLASH_ATTENTION_API Error : public std::runtime_error {
  public:
   Error(ErrorCode code, const std::string& message) : std::runtime_error(message), code_(code) {}
-  /// A refusal of an argument; what() is "ARGUMENT: SENTENCE". The sentence has the names of other arguments in braces,
-  /// {page_table}, which what() has not: whoever calls arguments by other names can put them in.
+  /// A refusal of an argument; what() is "ARGUMENT: SENTENCE". In the sentence, names of other arguments are in braces,
+  /// {page_table}; what() omits the braces. A caller with other names for the arguments can replace them.
   Error(ErrorCode code, const std::string& argument, const std::string& sentence)
       : std::runtime_error(argument + ": " + without_braces(sentence)),
         code_(code),

@@ -1,4 +1,4 @@
 #pragma once
 
-/// Marks what the shared library exports; everything else is hidden.
+/// Marks the symbols that the shared library exports. All others are hidden.
 #define FLASH_ATTENTION_API __attribute__((visibility("default")))

@@ -11,8 +11,8 @@ namespace api {
 class Prepared;
 }
 
-/// A call in two steps, between which the caller makes the workspace: workspace_bytes() and then forward() or backward(),
-/// but the call is looked up once. The problem must stay as it is until the call has run.
+/// A call in two steps: workspace_bytes(), then forward() or backward(). The caller allocates the workspace between
+/// them, and the call is looked up only once. The problem must not change until the call has run.
 class PlannedCall {
  public:
   FLASH_ATTENTION_API PlannedCall(const Problem& problem, Pass pass, const Options& options = {});

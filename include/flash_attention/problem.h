@@ -17,7 +17,7 @@ namespace flash_attention {
 /// The largest head_dim and head_dim_v.
 constexpr std::int64_t max_head_dim = 576;
 
-/// Which elements of an 8-bit tensor share a scale; an element is worth code * scale.
+/// Which elements of an 8-bit tensor share a scale. The value of an element is code * scale.
 enum class ScaleKind : std::uint8_t {
   none,    ///< every scale is 1
   tensor,  ///< [1]
@@ -25,7 +25,7 @@ enum class ScaleKind : std::uint8_t {
   token,   ///< [batch, seq_kv, heads_kv], in pages [num_pages, page_size, heads_kv]
 };
 
-/// Where the diagonal of a causal mask or a window is when seq_q != seq_kv.
+/// The diagonal of a causal mask or a window if seq_q != seq_kv.
 enum class Alignment : std::uint8_t {
   bottom_right,  ///< the last query sees the last key: diagonal at j = i + seq_kv - seq_q
   top_left,      ///< the first query sees the first key: diagonal at j = i
@@ -35,12 +35,11 @@ enum class Alignment : std::uint8_t {
 enum class Precision : std::uint8_t {
   ieee,       ///< in fp32
   fast,       ///< on tensor cores, each number in two parts, a product in three: as exact as fp32 sums
-  automatic,  ///< the default: as fast; from torch as torch.get_float32_matmul_precision() says
+  automatic,  ///< the default: the same as fast; from torch, torch.get_float32_matmul_precision() decides
   tf32,       ///< on tensor cores, each number rounded to 11 significant bits
 };
 
-/// Whether the environment says FLASH_ATTENTION_INVARIANT=1: then a Problem asks for invariant bits unless it says
-/// otherwise.
+/// Whether the environment has FLASH_ATTENTION_INVARIANT=1. Then Problem::invariant is true by default.
 FLASH_ATTENTION_API bool invariant_by_default();
 
 enum class Pass : std::uint8_t {
@@ -75,9 +74,10 @@ struct ScoreTensor {
   friend bool operator==(const ScoreTensor&, const ScoreTensor&) = default;
 };
 
-/// From which queries each key is hidden, int32 [batch, heads_kv, seq_kv, bounds]; packed: [heads_kv, total_kv, bounds]. A
-/// stride of 0 broadcasts that axis; the last two axes are dense. Key j is hidden from the queries [r0, inf) with one bound
-/// (r0), [r0, r1) with two, [r0, r1) and [r2, r3) with four. Queries count inside their sequence.
+/// The queries from which each key is hidden: int32 [batch, heads_kv, seq_kv, bounds], packed [heads_kv, total_kv,
+/// bounds]. A stride of 0 broadcasts that axis; the last two axes are dense. Key j is hidden from the queries [r0, inf)
+/// with one bound (r0), from [r0, r1) with two, from [r0, r1) and [r2, r3) with four. Queries are counted within their
+/// sequence.
 struct HiddenRows {
   std::int32_t bounds = 0;  ///< 0 = none; 1, 2 or 4
   std::int64_t batch_stride = 0;
@@ -86,8 +86,8 @@ struct HiddenRows {
   friend bool operator==(const HiddenRows&, const HiddenRows&) = default;
 };
 
-/// Which blocks of block_q queries see which blocks of block_kv keys, bytes [batch, heads_q, blocks of queries, blocks of
-/// keys]; not 0 = visible. A stride of 0 broadcasts that axis; the last stride is 1.
+/// Which blocks of block_q queries see which blocks of block_kv keys: bytes [batch, heads_q, blocks of queries, blocks
+/// of keys], not 0 = visible. A stride of 0 broadcasts that axis; the last stride is 1.
 struct BlockMask {
   std::int64_t block_q = 0;  ///< 0 = no block mask
   std::int64_t block_kv = 0;
@@ -98,35 +98,36 @@ struct BlockMask {
   friend bool operator==(const BlockMask&, const BlockMask&) = default;
 };
 
-/// Which keys a bit mask has bits of.
+/// The keys that a bit mask covers.
 enum class BitMaskKind : std::uint8_t {
-  none,    ///< there is no bit mask
-  keys,    ///< of all keys of a sequence
-  drafts,  ///< of as many of the last keys as the sequence has queries, such as a tree of drafted tokens; the others are
-           ///< seen
+  none,  ///< there is no bit mask
+  keys,  ///< all keys of a sequence
+  /// as many of the last keys as the sequence has queries, such as a tree of drafted tokens; all others are visible
+  drafts,
 };
 
-/// Which keys a query sees, a bit each, from the lowest bit of a byte up, for all heads; Buffers::bit_mask has the bytes.
-/// Of `keys`, sequence b has the bytes from bit_mask_offsets[b] to the next one's, and its queries' bits follow each other
-/// without gaps. Of `drafts`, each query has row_bytes: [batch, seq_q, row_bytes], packed [total_q, row_bytes], or with
-/// offsets from there on. With offsets, a sequence without bytes has no mask. docs/numerics.md, "Masks of bits".
+/// The keys that a query sees, one bit each, from the lowest bit of a byte up, for all heads. Buffers::bit_mask has the
+/// bytes. `keys`: sequence b has the bytes from bit_mask_offsets[b] to bit_mask_offsets[b + 1], and the bits of its
+/// queries follow each other without gaps. `drafts`: each query has row_bytes bytes, [batch, seq_q, row_bytes], packed
+/// [total_q, row_bytes], or with offsets from there on. With offsets, a sequence without bytes has no mask.
+/// docs/numerics.md, "Masks of bits".
 struct BitMask {
   BitMaskKind kind = BitMaskKind::none;
-  std::int64_t row_bytes = 0;  ///< drafts: of a query
+  std::int64_t row_bytes = 0;  ///< drafts: bytes of a query
   bool offsets = false;        ///< Buffers::bit_mask_offsets says where a sequence begins; keys always have them
 
   friend bool operator==(const BitMask&, const BitMask&) = default;
 };
 
-/// What the entries of a list of keys are.
+/// The meaning of the entries of a list of keys.
 enum class KeyListKind : std::uint8_t {
   none,    ///< there are no lists
-  keys,    ///< keys; one that stands twice in a list counts twice
-  blocks,  ///< blocks of keys; one that stands twice counts once
+  keys,    ///< keys; a key that is in a list twice counts twice
+  blocks,  ///< blocks of keys; a block that is in a list twice counts once
 };
 
-/// Which keys a query attends to, by lists: int32 [batch, ceil(seq_q / block_q), heads, entries], packed [total_q, heads,
-/// entries], dense. Each list serves block_q neighbouring queries. An entry outside of its sequence is no key.
+/// The keys that a query attends to, as lists: int32 [batch, ceil(seq_q / block_q), heads, entries], packed [total_q,
+/// heads, entries], dense. Each list is for block_q neighbouring queries. An entry outside of its sequence is no key.
 struct KeyList {
   KeyListKind kind = KeyListKind::none;
   std::int64_t entries = 0;   ///< of a list
@@ -138,7 +139,7 @@ struct KeyList {
   friend bool operator==(const KeyList&, const KeyList&) = default;
 };
 
-/// What is to be computed: sizes, strides and options, no pointers. Comparable, hashable, printable.
+/// The computation: sizes, strides and options, no pointers. Comparable, hashable, printable.
 ///
 ///     S = scale * Q K^T;  S = softcap * tanh(S / softcap);  S += bias;  S -= slope * |i + seq_kv - seq_q - j|
 ///     P = dropout(softmax(S where visible, -inf elsewhere));  O = P V
@@ -148,15 +149,15 @@ struct Problem {
   std::int64_t seq_kv = 0;  ///< packed: the longest key sequence, or a bound on it (0 = total_kv)
   std::int64_t heads_q = 1;
   std::int64_t heads_kv = 1;    ///< divides heads_q
-  std::int64_t head_dim = 0;    ///< at most max_head_dim; fast where it is a multiple of 8
-  std::int64_t head_dim_v = 0;  ///< 0 = head_dim; at most 512 where latent
+  std::int64_t head_dim = 0;    ///< at most max_head_dim; fastest if a multiple of 8
+  std::int64_t head_dim_v = 0;  ///< 0 = head_dim; at most 512 if latent
   Dtype dtype = Dtype::float32;
 
   bool packed = false;  ///< sequences are end to end; cu_seqlens say where each begins
   std::int64_t total_q = 0;
   std::int64_t total_kv = 0;
 
-  // Dense by default: [batch, seq, heads, dim] without gaps. dq, dk, dv and dout follow q, k, v and out in shape.
+  // Dense by default: [batch, seq, heads, dim] without gaps. dq, dk, dv and dout have the shapes of q, k, v and out.
   Strides q_strides{}, k_strides{}, v_strides{}, out_strides{};
   Strides dout_strides{}, dq_strides{}, dk_strides{}, dv_strides{};
 
@@ -170,17 +171,17 @@ struct Problem {
   Alignment alignment = Alignment::bottom_right;
   std::int64_t window_left = -1;     ///< keys before the diagonal that are visible; -1 = all
   std::int64_t window_right = -1;    ///< keys after the diagonal that are visible; -1 = all
-  std::int64_t attention_chunk = 0;  ///< a query sees the keys of its own chunk of so many positions; 0 = all
+  std::int64_t attention_chunk = 0;  ///< a query sees only the keys of its chunk of this many positions; 0 = all
   ScoreTensor mask{};
   bool key_lengths = false;   ///< keys j >= key_lengths[b] are hidden; the diagonal stays where seq_kv puts it
   bool seqused_q = false;     ///< sequence b has seqused_q[b] queries; the diagonal follows. Rows past it are zero
   bool seqused_kv = false;    ///< sequence b has seqused_kv[b] keys; the diagonal follows
   bool left_padding = false;  ///< forward: keys j < left_padding[b] are hidden; the diagonal stays
 
-  // Forward: K and V in pages of page_size rows. Row j of sequence b is row j % page_size of page
-  // page_table[b][j / page_size]; k_strides.batch and v_strides.batch lead from page to page. seq_kv is the most keys a
-  // sequence may have; seqused_kv says how many it has. Entries past that are not read. Packed: only queries are end to
-  // end.
+  // Forward: K and V in pages of page_size rows. Row j of sequence b is row j % page_size of page page_table[b][j /
+  // page_size]; k_strides.batch and v_strides.batch are the distances from page to page. seq_kv is the most keys that a
+  // sequence may have; seqused_kv is how many it has. Later entries of the table are not read. With packed, only
+  // queries are end to end.
   std::int64_t page_size = 0;          ///< 0 = no pages
   std::int64_t num_pages = 0;          ///< pages that k and v hold
   std::int64_t page_table_stride = 0;  ///< entries from a sequence to the next; 0 = as many as seq_kv needs
@@ -188,7 +189,8 @@ struct Problem {
   bool sink = false;           ///< one more logit per head in the denominator
   float dropout_p = 0;         ///< in [0, 1)
   bool deterministic = false;  ///< backward: the same bits in every run
-  /// A row's bits do not depend on what else is in the call (docs/numerics.md, "Invariant bits"); implies deterministic.
+  /// The bits of a row do not depend on anything else in the call (docs/numerics.md, "Invariant bits"). Implies
+  /// deterministic.
   bool invariant = invariant_by_default();
 
   HiddenRows hidden_rows{};
@@ -198,32 +200,34 @@ struct Problem {
   std::array<std::array<std::int64_t, 4>, 8> program_sizes{};  ///< the sizes of each tensor it reads; 0 past its rank
   std::uint32_t program_gradients = 0;                         ///< backward: bit n requests the gradient of tensor n
 
-  // Forward: K and V of a cache in 8 bits, worth code * scale each (docs/numerics.md).
-  std::optional<Dtype> kv_dtype{};        ///< of k and v; dtype if not given, else float8_e4m3, float8_e5m2 or int8
+  // Forward: K and V of a cache in 8 bits. The value of an element is code * scale (docs/numerics.md).
+  /// of k and v; dtype if not given, otherwise float8_e4m3, float8_e5m2 or int8
+  std::optional<Dtype> kv_dtype{};
   ScaleKind kv_scales = ScaleKind::none;  ///< of 8-bit k and v
   Strides k_scale_strides{}, v_scale_strides{};
 
-  // Forward: latent attention (MLA). A key is its value, followed by head_dim - head_dim_v further columns: k has these
-  // alone, [batch, seq_kv, heads_kv, head_dim - head_dim_v]. If both are in one cache, k begins head_dim_v columns after
-  // v.
+  // Forward: latent attention (MLA). A key is its value, followed by head_dim - head_dim_v further columns; k has only
+  // these columns, [batch, seq_kv, heads_kv, head_dim - head_dim_v]. If both are in one cache, k begins head_dim_v
+  // columns after v.
   bool latent = false;
 
   // Forward: queries in 8 bits with keys and values in 8 bits; dtype is then that of out (docs/numerics.md).
-  std::optional<Dtype> q_dtype{};        ///< of q; dtype if not given, else kv_dtype, which is float8_e4m3 or float8_e5m2
-  ScaleKind q_scales = ScaleKind::none;  ///< of 8-bit q: none, tensor or head, which is [batch, heads_kv] for q, too
+  /// of q; dtype if not given, otherwise kv_dtype, which is float8_e4m3 or float8_e5m2
+  std::optional<Dtype> q_dtype{};
+  ScaleKind q_scales = ScaleKind::none;  ///< of 8-bit q: none, tensor or head ([batch, heads_kv] for q, too)
   Strides q_scale_strides{};
 
   Precision precision = Precision::automatic;  ///< of float32 on a GPU
 
-  KeyList key_list{};  ///< a query sees no key that is not in its list
-  // Statistics of the scores and probabilities that forward writes beside lse (docs/numerics.md). Backward: key_mass and
-  // entropy say that a gradient flows through them.
+  KeyList key_list{};  ///< a query sees only keys in its list
+  // Statistics of the scores and probabilities that forward writes beside lse (docs/numerics.md). In backward, key_mass
+  // and entropy mean that a gradient flows through them.
   bool return_max_logit = false;
   bool return_key_mass = false;
   bool return_entropy = false;
 
   BitMask bit_mask{};             ///< forward
-  bool sequence_windows = false;  ///< forward: sequence b has the window sequence_windows[b], too; -1 = all
+  bool sequence_windows = false;  ///< forward: sequence b also has the window sequence_windows[b]; -1 = all
 
   friend bool operator==(const Problem&, const Problem&) = default;
 };
@@ -240,8 +244,8 @@ FLASH_ATTENTION_API std::string_view to_string(KeyListKind kind);
 FLASH_ATTENTION_API std::string_view to_string(BitMaskKind kind);
 FLASH_ATTENTION_API std::size_t size_of(Dtype dtype);
 
-/// Multiplications and additions that the visible scores need: 2 * (head_dim + head_dim_v) a score, 2.5 times that for
-/// backward. Lengths known only on the device (packed, key lengths, masks) count as full.
+/// Multiplications and additions for the visible scores: 2 * (head_dim + head_dim_v) a score, 2.5 times that for
+/// backward. Lengths that only the device knows (packed, key lengths, masks) count as full.
 FLASH_ATTENTION_API double flops(const Problem& problem, Pass pass);
 
 }  // namespace flash_attention

@@ -13,20 +13,20 @@
 /// The process around the calls: messages, threads, the kernel cache, diagnosis.
 namespace flash_attention {
 
-/// Receives what the library has to say (a long compile, a healed cache file). It never prints by itself.
+/// Receives the library's messages (a long compile, a repaired cache file). The library itself never prints.
 using LogCallback = void (*)(std::string_view message, void* context);
 FLASH_ATTENTION_API void set_log_callback(LogCallback callback, void* context);
 
-/// Lets an engine run the CPU backend on its own threads. It must call body(body_context, i) once for each i in
-/// [0, count) and return when all are done. nullptr restores the default: the OpenMP team of the process, or else a pool of
-/// the library (docs/cpu.md).
+/// Lets an engine run the CPU backend on its own threads. It must call body(body_context, i) once for each i in [0,
+/// count) and return when all calls are done. nullptr restores the default: the OpenMP team of the process, or a pool
+/// of the library (docs/cpu.md).
 using ParallelFor = void (*)(void* context, std::int64_t count, void (*body)(void* body_context, std::int64_t index),
                              void* body_context);
 FLASH_ATTENTION_API void set_parallel_for(ParallelFor parallel_for, void* context, int threads);
 
-/// The same for the calls of this thread while it lives, before set_parallel_for: for an engine that says with each call
-/// which threads are its own. Nothing changes where `threads` is 0, or where FLASH_ATTENTION_THREAD_SOURCE names others;
-/// FLASH_ATTENTION_THREADS is an upper bound.
+/// The same for the calls of this thread during this object's life, with precedence over set_parallel_for: for an
+/// engine that names its threads with each call. It has no effect if `threads` is 0, or if
+/// FLASH_ATTENTION_THREAD_SOURCE names other threads. FLASH_ATTENTION_THREADS is an upper bound.
 class FLASH_ATTENTION_API ParallelScope {
  public:
   ParallelScope(ParallelFor parallel_for, void* context, int threads);
@@ -42,38 +42,38 @@ class FLASH_ATTENTION_API ParallelScope {
   const ParallelScope* outer_;
 };
 
-/// Compiles and loads what the call would need, so that the call itself never waits for a compiler.
+/// Compiles and loads everything that the call would need, so that the call itself never waits for a compiler.
 FLASH_ATTENTION_API void prewarm(const Problem& problem, Pass pass, const Options& options);
 
-/// The same on a separate thread; a call that comes before it is done waits for it. get() throws what prewarm would;
-/// destroying the future waits.
+/// The same on a separate thread. A call that is made earlier waits for it. get() throws what prewarm would throw; the
+/// destructor of the future waits.
 FLASH_ATTENTION_API std::future<void> prewarm_in_background(const Problem& problem, Pass pass, const Options& options);
 
-/// A GPU kernel as the compiler left it.
+/// A compiled GPU kernel.
 struct KernelReport {
   std::string kernel;  ///< unit, architecture and configuration, in words
   int registers = 0;   ///< of a thread
   int spill_bytes = 0;
-  std::string path;       ///< where it is kept; empty where it is not
-  bool compiled = false;  ///< just now: it was in no cache
+  std::string path;       ///< its file; empty if it is not kept
+  bool compiled = false;  ///< just now: no cache had it
 };
 
-/// Compiles what a plan for a GPU launches into the cache on disk. Needs NVRTC and no GPU; `arch` is the compute
+/// Compiles the launches of a plan for a GPU into the cache on disk. Needs NVRTC and no GPU. `arch` is the compute
 /// capability, 90 for 9.0. Throws Error(unavailable | compile_failed).
 FLASH_ATTENTION_API std::vector<KernelReport> compile(const Plan& plan, int arch);
 FLASH_ATTENTION_API std::vector<KernelReport> compile(const AppendProblem& problem, int arch);
 
-/// One thing that `doctor` looks at.
+/// One check of `doctor`.
 struct Finding {
   std::string subject;  ///< "NVRTC", "driver", "CPU", ...
   bool ok = false;
-  std::string detail;  ///< what was found, or what was tried and missed
-  std::string advice;  ///< the next step where it is not ok
+  std::string detail;  ///< what was found, or what was tried and missing
+  std::string advice;  ///< the next step if it is not ok
 };
 FLASH_ATTENTION_API std::vector<Finding> diagnose();
 
-/// Which kernels the usual problem (bfloat16, head_dim 128, causal) gets on a GPU, and what is known about the library
-/// on its architecture: measured, emulated or compiled. The GPU need not be here: typical_gpu.
+/// The kernels for a usual problem (bfloat16, head_dim 128, causal) on a GPU, and whether the library has been
+/// measured, emulated or only compiled for its architecture. No such GPU is needed: typical_gpu.
 FLASH_ATTENTION_API std::string describe_path(const DeviceInfo& gpu);
 
 /// One file of the kernel cache on disk.
