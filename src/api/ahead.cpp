@@ -9,7 +9,7 @@ namespace flash_attention::api {
 void compile_ahead(const Problem& problem, Pass pass, const Options& options) {
   if (!device_traits(options.device).streams) return;
   try {
-    const auto later = prepare(problem, pass, {.device = options.device});  // a kernel's name is that of one pass
+    const auto later = prepare(problem, pass, {.device = options.device});  // the name of a kernel is for one pass only
     if (later->is_loaded()) return;
     jit::compile_ahead(jit::make_keys(later->plan, later->device.arch));
   } catch (const Error&) {

@@ -4,8 +4,8 @@
 
 namespace flash_attention::api {
 
-/// Starts to compile what a later call will need, and returns. Does nothing where that call compiles nothing, and where it
-/// would be refused: it will say so itself.
+/// Begins to compile the kernels of a later call, and returns. Does nothing if that call compiles nothing, or would be
+/// refused: the call itself then says why.
 void compile_ahead(const Problem& problem, Pass pass, const Options& options);
 
 }  // namespace flash_attention::api

@@ -13,18 +13,18 @@
 namespace flash_attention {
 namespace {
 
-/// A call made ready: its problem with every default, and on a GPU its kernel.
+/// A prepared call: its problem with every default, and on a GPU its kernel.
 struct PreparedAppend {
   AppendProblem asked;
   Device device;
   AppendProblem problem;
   Launch launch;
-  std::unique_ptr<LaunchedKernel> kernel;  // null: the backend appends itself, or nothing to do
-  std::vector<Launch> back;                // of the gradients, once they have been asked for
+  std::unique_ptr<LaunchedKernel> kernel;  // null: the backend appends without a kernel, or there is nothing to do
+  std::vector<Launch> back;                // of the gradients, after the first call that needs them
   std::vector<std::unique_ptr<LaunchedKernel>> back_kernels;
 };
 
-/// Loads what append_backward launches.
+/// Loads the kernels that append_backward launches.
 void prepare_gradients(PreparedAppend& prepared, bool weights, const Options& options) {
   if (prepared.back.size() >= (weights ? 2 : 1) || prepared.launch.grid[0] == 0) return;
   const DeviceInfo device = device_info(options.device);
@@ -34,8 +34,8 @@ void prepare_gradients(PreparedAppend& prepared, bool weights, const Options& op
     prepared.back_kernels.push_back(api::backend_of(options.device).load_launch(launch, device, options.stream));
 }
 
-/// The last few calls of this thread: one for each kind of layer that a model has. Kernels are loaded once in a process
-/// each caller, so what is forgotten costs little.
+/// The last few calls of this thread: one for each kind of layer of a model. The process loads each kernel once, so
+/// forgetting a call costs little.
 class RecentAppends {
  public:
   PreparedAppend& find(const AppendProblem& problem, const Options& options) {
@@ -61,7 +61,7 @@ class RecentAppends {
   std::size_t next_ = 0;
 };
 
-/// Kept by threads, and once their variables are gone by the call itself.
+/// Calls use() with this thread's memory of calls, or with a new one if the thread's variables are already destroyed.
 template <class Use>
 void with_recent(Use use) {
   thread_local bool gone = false;

@@ -26,13 +26,13 @@ void run(const Problem& problem, const api::Prepared& prepared, const Buffers& g
   const Buffers& buffers = with_slopes ? *with_slopes : given;
   api::validate(prepared.problem, prepared.plan, buffers, options);
   if (options.prepared_mask.data != nullptr) api::check_prepared_mask(prepared, buffers, options.prepared_mask);
-  // Without a batch nothing is read, but sums over it are written: dsink, and dbias where it is broadcast.
+  // Without a batch nothing is read, but sums over the batch are written: dsink, and dbias if it is broadcast.
   const bool sums = buffers.dsink != nullptr || buffers.dbias != nullptr || prepared.problem.program_gradients != 0;
   if (prepared.problem.batch == 0 && !sums) return;
   if (options.backward_follows && !prepared.is_loaded()) [[unlikely]]
     api::compile_ahead(problem, Pass::backward, options);
   prepared.kernel(options.stream).launch(prepared.problem, prepared.plan, buffers, options);
-  if (support::settings().check && prepared.plan.shared_rows == 0) [[unlikely]]  // a part is no result yet
+  if (support::settings().check && prepared.plan.shared_rows == 0) [[unlikely]]  // a part of a pass has no result yet
     api::watch(prepared, buffers, options);
 }
 
@@ -99,7 +99,7 @@ std::future<void> prewarm_in_background(const Problem& problem, Pass pass, const
   return api::guarded([&] {
     return std::async(std::launch::async, [=, kernel = std::string(options.kernel)] {
       Options own = options;
-      own.kernel = kernel;  // the caller's text may be gone by now
+      own.kernel = kernel;  // the caller's text may no longer exist
       prewarm(problem, pass, own);
     });
   });

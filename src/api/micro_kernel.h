@@ -7,7 +7,7 @@
 
 namespace flash_attention {
 
-/// A plan that was written by hand, for one of kernels/micro, made executable on a GPU.
+/// Loads a hand-written plan for one of kernels/micro on a GPU.
 std::unique_ptr<Kernel> load_micro_kernel(const Plan& plan, const DeviceInfo& device);
 
 }  // namespace flash_attention

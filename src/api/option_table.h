@@ -1,17 +1,18 @@
 #pragma once
 
-// One row for each option and one for each other field of Problem. These rows make the hash of a problem and the copy from
-// the C struct. The rows of options also make CallOptions, its readers for Python and for JAX's attributes,
-// flash_attention.options.Options and the arguments of the torch ops. A new option is a row here, a field of Problem and a
-// field of the C struct; tests/api/option_table_test.cpp switches on each row and looks for it.
+// One row for each option, and one for each other field of Problem. The hash of a problem and the copy from the C
+// struct are generated from these rows. From the rows of options so are CallOptions, its readers for Python and for
+// JAX's attributes, flash_attention.options.Options and the arguments of the torch ops. A new option is a row here, a
+// field of Problem and a field of the C struct; tests/api/option_table_test.cpp switches on each row and checks that it
+// is known everywhere.
 
 // clang-format off
-/// What callers give by name, in the order in which Python gives it:
+/// Arguments that callers give by name, in the order of the Python signature:
 /// X(kind, name, default, the argument that a refusal names, what it expects, form, scores)
 ///
-/// form: `same`: Problem and the C struct have a field of this name; `parts`: the C struct has its parts; `call`: Problem has
-/// no field of this name.
-/// scores: what the option does to them. `touches`: Features::touches_scores(); `hides`: Features::hides_keys(); `nothing`.
+/// form: `same`: Problem and the C struct have a field of this name; `parts`: the C struct has its parts; `call`:
+/// Problem has no field of this name. scores: the option's effect on scores. `touches`: Features::touches_scores();
+/// `hides`: Features::hides_keys(); `nothing`.
 #define FLASH_ATTENTION_NAMED_OPTIONS(X) /* the last of them: what attention() takes by this name, and passes on as it is */ \
   X(integer, attention_chunk, 0, "attention_chunk", "an int", same, hides)                                  \
   X(text, precision, "auto", "precision", "'auto', 'ieee', 'fast' or 'tf32'", same, nothing)                \

@@ -27,14 +27,14 @@ struct Key {
   Problem problem;  // as the caller gave it
   Pass pass;
   Device device;
-  int workers;  // threads of the CPU, SMs that the emulator was given: the plan is for them; 0 elsewhere
-  std::uint64_t epoch;  // of what is known of the devices
+  int workers;  // threads of the CPU, SMs given to the emulator: the plan depends on them; 0 elsewhere
+  std::uint64_t epoch;  // of the facts about devices
   std::string kernel;
   std::optional<TileSize> tile;
   std::optional<BackwardPart> part;
 };
 
-/// The same without owning the name, so that a hit allocates nothing.
+/// The same without a copy of the name, so that a hit allocates nothing.
 struct KeyView {
   const Problem& problem;
   Pass pass;
@@ -75,26 +75,26 @@ struct Equal {
   }
 };
 
-/// The only mutable state of the library besides the kernel cache on disk.
+/// The only mutable state of the library, besides the kernel cache on disk.
 struct Cache {
-  static constexpr std::size_t capacity = 4096;  // variable lengths make new problems without end
+  static constexpr std::size_t capacity = 4096;  // variable lengths make new problems all the time
 
   std::shared_mutex mutex;
   std::unordered_map<Key, std::shared_ptr<const Prepared>, Hash, Equal> entries;
 };
 
-/// Never destroyed: a call may come from a destructor, or from another thread, at the end of the process.
+/// Never destroyed: at the end of the process, a destructor or another thread may still make a call.
 Cache& cache() {
   static Cache& instance = *new Cache;
   return instance;
 }
 
-/// No thread holds the lock when the process is copied; the child's copy begins anew, because it is another thread's by its
-/// number.
+/// The lock is held during fork(), so that no other thread holds it when the process is copied. The child makes a new
+/// mutex, because the copy is locked by a thread of the parent.
 const int fork_safe = pthread_atfork([] { cache().mutex.lock(); }, [] { cache().mutex.unlock(); },
                                      [] { new (&cache().mutex) std::shared_mutex; });
 
-/// What this thread called last, forward and backward: a repeated call finds it without a hash and without the lock.
+/// This thread's last calls, forward and backward: a repeated call is found without a hash and without the lock.
 class Recent {
  public:
   const std::shared_ptr<const Prepared>* find(const KeyView& key) const {
@@ -111,7 +111,7 @@ class Recent {
   std::array<std::pair<Key, std::shared_ptr<const Prepared>>, 2> entries_;
 };
 
-/// Null once the destructors of this thread's variables have run: calls from those behind it find no memory of it.
+/// Null after the destructors of this thread's variables have run. Later calls of the thread do without it.
 Recent* recent() {
   thread_local bool gone = false;
   struct Owner {
@@ -143,7 +143,8 @@ const Kernel& Prepared::kernel(void* stream) const {
 
 namespace {
 
-/// Of a stream that is captured, and a kernel that is to be tested first: a plan without it, which is not kept.
+/// Whether a stream is being captured and the kernel must be tested first. Then the plan avoids that kernel, and is not
+/// kept.
 bool waits_for_test(const Plan& plan, const KeyView& key, void* stream) {
   const Backend& backend = backend_of(key.device);
   return plan.unproven && key.kernel.empty() && backend.is_captured != nullptr && backend.is_captured(stream);

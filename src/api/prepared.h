@@ -10,7 +10,7 @@
 
 namespace flash_attention::api {
 
-/// Everything about a call that does not change from one call to the next.
+/// The part of a call that does not change from one call to the next.
 class Prepared {
  public:
   Prepared(const Problem& given, const Problem& normalised, Plan chosen, DeviceInfo where);
@@ -18,11 +18,11 @@ class Prepared {
   const Problem problem;  // normalised
   const Plan plan;
   const DeviceInfo device;
-  const int slopes;  // the program's tensor that is ALiBi's slopes, -1 if none is
+  const int slopes;  // the program's tensor with ALiBi's slopes, or -1
   const MaskForm mask_form;
 
-  /// The executable, made on first use: asking for a plan or a workspace size compiles nothing. `stream` is the call's:
-  /// while it is captured into a graph nothing can be compiled, which is refused.
+  /// The executable, loaded at first use, so that a question for a plan or a workspace size compiles nothing. `stream`
+  /// is the call's: while it is captured into a graph nothing can be compiled, so the call is refused.
   const Kernel& kernel(void* stream) const;
   bool is_loaded() const { return ready_.load(std::memory_order_acquire) != nullptr; }
 
@@ -35,8 +35,8 @@ class Prepared {
 /// Looks the call up in the cache of this process; plans it on a miss.
 std::shared_ptr<const Prepared> prepare(const Problem& problem, Pass pass, const Options& options);
 
-/// The same for a call with its workspace. The CPU's plan depends on the threads there are at the moment; where they have
-/// become more since the workspace was sized, it is a plan for fewer that fits in it.
+/// The same for a call with its workspace. The CPU's plan depends on the number of threads. If there are more threads
+/// than when the workspace was sized, this returns a plan for fewer threads that fits in it.
 std::shared_ptr<const Prepared> prepare_to_run(const Problem& problem, Pass pass, const Options& options);
 
 }  // namespace flash_attention::api

@@ -74,11 +74,11 @@ struct Hasher {
   }
 };
 
-/// Visible (query, key) pairs of one head when only the window counts.
+/// Visible (query, key) pairs of one head, if only the window counts.
 double visible_scores(const Problem& p) {
   const std::int64_t seq_q = p.packed && p.batch == 1 ? p.total_q : p.seq_q;
   const std::int64_t seq_kv = p.packed && p.batch == 1 ? p.total_kv : p.seq_kv;
-  if (p.key_list.kind != KeyListKind::none) {  // what is listed, though masks may hide some of it
+  if (p.key_list.kind != KeyListKind::none) {  // the listed pairs, though masks may hide some of them
     const std::int64_t blocks = std::min(p.key_list.entries, seq_kv / std::max<std::int64_t>(p.key_list.block_kv, 1) + 1);
     const bool set = p.key_list.kind == KeyListKind::blocks;
     const std::int64_t listed = set ? std::min(blocks * p.key_list.block_kv, seq_kv) : p.key_list.entries;
@@ -273,7 +273,7 @@ double flops(const Problem& p, Pass pass) {
     case Pass::standard_backward:
       return 2.5 * forward;
     case Pass::tangent:
-      return 3 * forward;  // six products for two
+      return 3 * forward;  // six products instead of two
     case Pass::second:
       return 8 * forward;  // sixteen
     default:

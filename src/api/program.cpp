@@ -42,7 +42,7 @@ void check_tensor(const Problem& p, const Program& parsed, int n) {
   if (!has_gradient) refuse("program_gradients", "bit " + std::to_string(n), "only tensors of floats have gradients");
 }
 
-/// Which of b, h, i, j a node depends on, as bits; -1 where it depends on what a tensor or a scalar holds.
+/// Bits: which of b, h, i, j a node depends on; -1 if it depends on the contents of a tensor or a scalar.
 int depends_on(const std::vector<Node>& nodes, int root) {
   std::vector<int> roots{root};
   int bits = 0;
@@ -56,7 +56,7 @@ int depends_on(const std::vector<Node>& nodes, int root) {
   return bits;
 }
 
-/// The smallest and the largest index that really occurs, or nothing where that would take too long to find out.
+/// The smallest and the largest index that really occur, or nothing if it would take too long to find them.
 struct Extremes {
   bool known = false;
   std::int64_t lo = 0, hi = 0;
@@ -93,7 +93,8 @@ Extremes extremes(const Problem& p, const std::vector<Node>& nodes, int root) {
   return found;
 }
 
-/// An index that leaves its axis: in every score that its range tells of, or in one that really occurs.
+/// Refuses an index that leaves its axis: for every score if only its range is known, otherwise for one that really
+/// occurs.
 void check_indices(const Problem& p, const Program& parsed) {
   if (std::min({p.batch, p.heads_q, p.seq_q, p.seq_kv}) == 0) return;
   const program::Classes classes(parsed.nodes, {}, {}, {});

@@ -6,8 +6,9 @@
 
 namespace flash_attention::api {
 
-/// Refuses a program that is none, sizes that do not fit what it captures, and indices that are out of range whatever the
-/// tensors hold. The problem is otherwise normalised; forward drops what belongs to gradients.
+/// Refuses text that is not a program, sizes that do not fit the captured tensors, and indices that are out of range
+/// whatever the tensors contain. The problem is otherwise normalised. Forward drops everything that belongs to
+/// gradients.
 void check_program(Problem& problem, Pass pass);
 
 /// Refuses pointers that do not fit the program.

@@ -43,15 +43,15 @@ bool qualify(const Problem& problem, const Plan& plan, const DeviceInfo& device)
   const Backend& backend = backend_of(device.device);
   const Qualify when = support::settings().qualify;
   if (!plan.unproven || when == Qualify::never || (backend.traits.emulated && when != Qualify::always)) return false;
-  static std::mutex& one_at_a_time = *new std::mutex;  // never destroyed, as the cache of plans
+  static std::mutex& one_at_a_time = *new std::mutex;  // never destroyed, like the cache of plans
   const std::lock_guard lock(one_at_a_time);
   const std::string driver = driver_version(backend);
   const auto known = tuning::known(device, driver);
-  if (known != nullptr && known->verdict(plan.kernel, plan.pass) != nullptr) return true;  // another thread's
+  if (known != nullptr && known->verdict(plan.kernel, plan.pass) != nullptr) return true;  // from another thread
   const std::string name = plan.kernel + " (" + std::string(to_string(plan.pass)) + ")";
   support::log("flash_attention: " + name + " was never run on sm_" + std::to_string(device.arch) +
                ": it is tested on " + device.name + " now, once");
-  // What ends the process, or the GPU's work, is a verdict, too: of the next process.
+  // If the test ends the process or the GPU's work, that is a verdict, too: the next process reads it.
   tuning::keep_on_disk(device, driver, {plan.kernel, plan.pass, false, "its self-test did not come to an end"});
   try {
     const plan::Verdict verdict = test(problem, plan, device, backend);
@@ -73,7 +73,7 @@ std::vector<Finding> verdicts_on(const DeviceInfo& device) {
   for (const plan::KernelEntry& entry : plan::kernel_table()) {
     if (!device_traits(entry.device).gpu_kernels || !entry.automatic || !plan::is_unproven(entry, device)) continue;
     const plan::Verdict* const verdict = known != nullptr ? known->verdict(entry.name, entry.pass) : nullptr;
-    if (verdict == nullptr) continue;  // never asked for here
+    if (verdict == nullptr) continue;  // never tested here
     findings.push_back({.subject = std::string(entry.name) + " on " + to_string(device.device),
                         .ok = verdict->passed,
                         .detail = verdict->passed ? "passed its self-test, since it was never run on sm_" +

@@ -24,7 +24,7 @@ std::string driver_of(const Device& device) {
   return backend.driver != nullptr ? backend.driver() : std::string();
 }
 
-/// A call as it is measured: of a cache, the pages that are read.
+/// The call to measure. With a cache, only the pages that are read count.
 tuning::Call call_of(const TuneCase& one) {
   Problem given = one.problem;
   if (given.page_size != 0) {
@@ -42,7 +42,7 @@ DeviceInfo device_to_tune(const Device& device) {
   return device_info(device);
 }
 
-/// What was decided before, as a result.
+/// An earlier decision, as a result.
 std::optional<TuneResult> decided_before(const TuneCase& one, const tuning::Call& call, const DeviceInfo& device) {
   const auto known = tuning::known(device, driver_of(device.device));
   if (known == nullptr) return std::nullopt;
@@ -186,7 +186,7 @@ std::size_t import_tuned(Device device, std::string_view text, const std::string
     const std::string driver = api::driver_of(device);
     const tuning::TunedFile file = tuning::parse_tuned(text, name);
     tuning::require_place(file, tuning::place_of(info, driver), name);
-    tuning::remember(info, driver, file.entries, {});  // self-tests are of one machine
+    tuning::remember(info, driver, file.entries, {});  // self-tests are valid on one machine only
     return file.entries.size();
   });
 }

@@ -5,7 +5,7 @@
 
 namespace flash_attention::launch {
 
-/// The parameter of decode/append. Reads no memory behind the pointers.
+/// The parameter of decode/append. Does not read the memory of the pointers.
 abi::AppendArgs make_arguments(const AppendProblem& problem, const AppendBuffers& buffers);
 
 /// The parameter of decode/append_gradient and of decode/append_weights.

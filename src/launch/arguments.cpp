@@ -20,9 +20,9 @@ abi::ScoreView view(const void* data, const ScoreTensor& tensor) {
   return {data, tensor.batch_stride, tensor.head_stride, tensor.q_stride};
 }
 
-/// Masks that were prepared are where they are kept, and not in the workspace.
+/// Sets the addresses of prepared masks, which are not in the workspace.
 void find_prepared(const Plan& plan, const void* data, abi::AttentionArgs& args) {
-  char* const kept = static_cast<char*>(const_cast<void*>(data));  // the launch that prepares it writes there
+  char* const kept = static_cast<char*>(const_cast<void*>(data));  // the launch that prepares the masks writes there
   if (args.workspace == nullptr) args.workspace = kept;
   const char* const begin = static_cast<const char*>(args.workspace) + plan.mask.begin;
   const std::ptrdiff_t distance = kept + plan::prepared_head_bytes - begin;
@@ -40,7 +40,7 @@ void set_lists(const Problem& p, const Buffers& b, abi::AttentionArgs& args) {
   args.list_block_kv = static_cast<int>(p.key_list.block_kv);
 }
 
-/// Lists of blocks of which the first launch makes a block mask, for kernels that take one.
+/// The arguments for kernels that take a block mask: the first launch has made it from lists of blocks.
 abi::AttentionArgs with_listed_blocks(const Problem& p, const Plan& plan, const Buffers& b, const Options& options) {
   Plan masked = plan;
   masked.listed_blocks = -1;

@@ -5,7 +5,7 @@
 
 namespace flash_attention::launch {
 
-/// The kernel parameter of a call, all but the tensor maps. Reads no memory behind the pointers.
+/// The kernel parameter of a call, without tensor maps. Does not read the memory of the pointers.
 abi::AttentionArgs make_arguments(const Problem& problem, const Plan& plan, const Buffers& buffers, const Options& options);
 
 }  // namespace flash_attention::launch

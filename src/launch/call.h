@@ -1,7 +1,7 @@
 #pragma once
 
-// What a CPU kernel is given, as AttentionArgs is what a GPU kernel is given. The code of every instruction set sees it:
-// plain data, and no header with inline functions in it (see cpu/isa/).
+// The arguments of a CPU kernel, like AttentionArgs for a GPU kernel. The code of every instruction set includes it:
+// plain data, and no header with inline functions (see cpu/isa/).
 
 #include <cstdint>
 
@@ -27,7 +27,8 @@ struct ScoreView {
   std::int64_t q_stride = 0;
 };
 
-/// Scales of 8-bit q, k and v: of the whole, of (batch, head), or of rows, which follow those of k and v. Null: none.
+/// Scales of 8-bit q, k and v: of the tensor, of (batch, head), or of rows, in the order of the rows of k and v. Null:
+/// none.
 struct ScaleView {
   const float* data = nullptr;
   std::int64_t batch_stride = 0;
@@ -39,23 +40,23 @@ struct ScaleView {
 struct Call {
   Dtype dtype = Dtype::float32;
   TensorView q, k, v, out;
-  Dtype q_dtype = Dtype::float32;   // of q: that of all, or codes of 8 bits
-  Dtype kv_dtype = Dtype::float32;  // of k and v: that of all, or float32 where they are copies
-  TensorView k_source, v_source;    // what the copies are made from; null: none are made
+  Dtype q_dtype = Dtype::float32;   // of q: dtype, or codes of 8 bits
+  Dtype kv_dtype = Dtype::float32;  // of k and v: dtype, or float32 if they are copies
+  TensorView k_source, v_source;    // the sources of the copies; null: there are no copies
   ScaleView q_scale, k_scale, v_scale;
-  bool token_scales = false;  // they are of rows
+  bool token_scales = false;  // each row has its own scale
   TensorView dout, dq, dk, dv;
   float* lse = nullptr;         // [batch, heads_q, seq_q], packed [heads_q, total_q]; may be null in forward
   const float* dlse = nullptr;  // may be null
 
-  // Statistics; null: not asked for.
+  // Statistics; null: not computed.
   float* max_logit = nullptr;        // [batch, heads_q]
   float* key_mass = nullptr;         // [batch, heads_q, seq_kv], packed [heads_q, total_kv]
   float* entropy = nullptr;          // layout of lse; backward reads it
   const float* dkey_mass = nullptr;  // backward
   const float* dentropy = nullptr;   // backward
 
-  // tangent and second; inputs that are null are 0, results that are null are not written.
+  // tangent and second. Null inputs are 0, null results are not written.
   TensorView q_tangent, k_tangent, v_tangent, out_tangent;
   float* lse_tangent = nullptr;
   const float* sink_tangent = nullptr;
@@ -68,16 +69,17 @@ struct Call {
   const std::int32_t* left_padding = nullptr;
   const std::int32_t* sequence_windows = nullptr;  // [batch, 2], left and right; negative: no bound
 
-  const std::int32_t* page_table = nullptr;  // null: no pages; else the batch stride of k and v leads from page to page
+  // null: no pages; otherwise the batch stride of k and v is from page to page
+  const std::int32_t* page_table = nullptr;
   std::int64_t page_table_stride = 0, page_size = 0;
 
   ScoreView bias, mask, dbias, bias_tangent;
-  const std::int32_t* hidden_rows = nullptr;  // null: none; of each key `hidden_bounds` numbers
+  const std::int32_t* hidden_rows = nullptr;  // null: none; `hidden_bounds` numbers for each key
   std::int64_t hidden_batch_stride = 0, hidden_head_stride = 0;
   int hidden_bounds = 0;
   ScoreView block_mask;  // over blocks of mask_block_q queries and mask_block_kv keys
   int mask_block_q = 1, mask_block_kv = 1;
-  const std::uint8_t* bit_mask = nullptr;  // bits of keys, or with bit_mask_row_bytes of drafts
+  const std::uint8_t* bit_mask = nullptr;  // bits of keys, or with bit_mask_row_bytes bits of drafts
   const std::int32_t* bit_mask_offsets = nullptr;
   std::int64_t bit_mask_row_bytes = 0;
   bool has_bit_mask = false;
@@ -104,18 +106,18 @@ struct Call {
 
   const ProgramView* program = nullptr;  // may be null
 
-  const std::int32_t* key_list = nullptr;    // with list_heads != 0: [batch, rows of lists, list_heads, list_entries]
+  const std::int32_t* key_list = nullptr;    // if list_heads != 0: [batch, rows of lists, list_heads, list_entries]
   const std::int32_t* key_counts = nullptr;  // may be null
   std::int64_t list_entries = 0, list_block_q = 1, list_block_kv = 1;
-  int list_heads = 0;        // 0: no lists; else 1, heads_kv or heads_q
-  bool list_set = false;     // an entry that stands twice counts once
+  int list_heads = 0;        // 0: no lists; otherwise 1, heads_kv or heads_q
+  bool list_set = false;     // an entry that is in a list twice counts once
   float* row_max = nullptr;  // as lse; may be null
 
   int num_splits = 1;
   int blocks_together = 1;                // blocks of rows that go over the keys together
   int heads_together = 1;                 // key heads that decode reads together
   bool packs_keys = false;                // a first step packs K and V for all blocks of rows
-  std::int64_t cache_resident_bytes = 0;  // K and V of a sequence that stay in the caches
+  std::int64_t cache_resident_bytes = 0;  // up to this size K and V of a sequence stay in the caches
   char* workspace = nullptr;
   std::int64_t workspace_offsets[10] = {};  // bytes; plan/families/cpu_regions.h has their names
 

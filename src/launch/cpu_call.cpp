@@ -20,7 +20,7 @@ ScoreView view(const void* data, const ScoreTensor& tensor) {
           tensor.q_stride};
 }
 
-/// dbias is dense, with extent 1 where the bias broadcasts.
+/// dbias is dense, with extent 1 on axes that the bias broadcasts.
 ScoreView dbias_view(const Problem& problem, void* dbias) {
   if (!problem.bias.present || dbias == nullptr) return {};
   ScoreView gradient{.data = static_cast<char*>(dbias), .dtype = problem.bias.dtype};
@@ -31,7 +31,7 @@ ScoreView dbias_view(const Problem& problem, void* dbias) {
   return gradient;
 }
 
-/// k and v become views of the workspace: the rows of a head one after the other, as float.
+/// Makes k and v views of the workspace: the rows of a head one after another, as float.
 void copy_keys(const Problem& problem, const Plan& plan, const Options& options, Call& call) {
   const std::int64_t rows = problem.packed ? problem.total_kv : problem.seq_kv;
   const auto view_of_copy = [&](plan::CpuRegion region, std::int64_t columns) {

@@ -5,7 +5,7 @@
 
 namespace flash_attention::launch {
 
-/// What the program is given: scalars, tensors, and where its gradients go.
+/// The arguments of the program: scalars, tensors, and the addresses of its gradients.
 abi::ProgramArgs program_arguments(const Problem& problem, const Plan& plan, const Buffers& buffers,
                                    const Options& options);
 

@@ -1,6 +1,6 @@
 #pragma once
 
-// A program as the CPU's interpreter takes it: plain data. docs/numerics.md defines what each operation does.
+// A program in the form of the CPU's interpreter: plain data. docs/numerics.md defines each operation.
 
 #include <cstdint>
 
@@ -8,9 +8,9 @@
 
 namespace flash_attention::cpu {
 
-constexpr int program_slots = 160;                              // values at once: 1 KB each with AVX-512
-constexpr int program_keys = 16;                                // keys that an instruction works on
-constexpr int program_results = 2 * program::max_tensors + 16;  // the most of one code
+constexpr int program_slots = 160;                              // values at the same time: 1 KB each with AVX-512
+constexpr int program_keys = 16;                                // keys that an instruction processes
+constexpr int program_results = 2 * program::max_tensors + 16;  // the most results of one code
 
 struct Instruction {
   program::Op op;
@@ -25,7 +25,7 @@ struct Instruction {
   float real;
 };
 
-/// Instructions in order. The first `num_fixed` depend on the row alone and run once for all keys.
+/// Instructions in order. The first `num_fixed` depend only on the row and run once for all keys.
 struct Code {
   const Instruction* instructions = nullptr;  // null: there is no such code
   int num_fixed = 0, count = 0;
@@ -41,7 +41,7 @@ struct ProgramTensor {
   std::int32_t sizes[program::max_rank] = {};
 };
 
-/// What a tile of a mask program is.
+/// The class of a tile under a mask program.
 enum class ProgramTile : std::uint8_t { hidden, edge, open };
 
 /// Rows [i_begin, i_end) of the heads [h_begin, h_end) and the keys [j_begin, j_end).
@@ -56,7 +56,7 @@ struct ProgramRows {
   int lanes;                            // whole vectors
 };
 
-/// What backward keeps of a program's tile, each [key][lane]; either may be null.
+/// The values of a program's tile that backward keeps, each [key][lane]. Either may be null.
 struct ProgramTerms {
   float* slope = nullptr;   // the derivative of the new score by the old one
   float* before = nullptr;  // the old scores
@@ -64,12 +64,12 @@ struct ProgramTerms {
 
 struct ProgramView;
 
-/// The interpreter of an instruction set. Kernels of all others that have its vectors call it, too.
+/// The interpreter of an instruction set. Kernels of other instruction sets with the same vectors call it, too.
 struct ProgramRunner {
-  /// Clears bit j % 32 of bits[j / 32 * stride + lane] where a lane does not see key begin + j, for j below `keys`.
+  /// Clears bit j % 32 of bits[j / 32 * stride + lane] if a lane does not see key begin + j, for j below `keys`.
   void (*hide)(const ProgramView& program, const ProgramRows& rows, std::int64_t begin, int keys, std::uint32_t* bits,
                int stride);
-  /// S [keys][lanes], in units of log2(e), becomes what the program makes of it.
+  /// Applies the program to S [keys][lanes], in units of log2(e).
   void (*change)(const ProgramView& program, const ProgramRows& rows, std::int64_t begin, int keys, float* S,
                  ProgramTerms terms);
 };
@@ -78,14 +78,14 @@ struct ProgramView {
   Code visible;    // one result
   Code score;      // the new score
   Code slope;      // the new score and its derivative; backward
-  Code gradients;  // for each load that has a gradient: the derivative by it, and the element's place; backward
+  Code gradients;  // for each load that has a gradient, the derivative and the place of the element; backward
   int gradient_tensors[program_results / 2] = {};
   std::int64_t* gradient_sums[program::max_tensors] = {};  // null: no gradient is wanted
   float* gradient_limits = nullptr;                        // [max_tensors]: the largest term of each, so far
   float* tensor_gradients[program::max_tensors] = {};
   std::int64_t gradient_counts[program::max_tensors] = {};  // elements
   ProgramTensor tensors[program::max_tensors];
-  float scalars[program::max_scalars] = {};  // the bits of an int where it is one
+  float scalars[program::max_scalars] = {};  // or the bits of an int
 
   ProgramRunner runner = {};
   const void* classes = nullptr;

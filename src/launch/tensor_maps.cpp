@@ -31,7 +31,7 @@ TensorMaps tensor_maps(const Plan& plan, const Buffers& buffers, const void* wor
   TensorMaps maps;
   for (const MapLayout& layout : plan.maps) {
     const void* const data = address_of(layout, buffers, workspace);
-    // The kernel looks at the address, too.
+    // The kernel tests the address in the same way.
     if (layout.only_if_aligned && reinterpret_cast<std::uintptr_t>(data) % 16 != 0) continue;
     TensorMapSpec spec{.slot = layout.slot, .data = data, .dtype = layout.dtype, .rank = layout.rank};
     std::ranges::copy(layout.sizes, spec.sizes);

@@ -6,7 +6,7 @@
 
 namespace flash_attention::launch {
 
-/// What a TMA kernel wants in AttentionArgs::maps[slot]. The driver or the emulator encodes it.
+/// The tensor map for AttentionArgs::maps[slot]. The driver or the emulator encodes it.
 struct TensorMapSpec {
   int slot = 0;
   const void* data = nullptr;
@@ -20,7 +20,7 @@ struct TensorMapSpec {
   friend bool operator==(const TensorMapSpec&, const TensorMapSpec&) = default;
 };
 
-/// The maps of one call. No allocation: it is made for every launch.
+/// The maps of one call. They allocate nothing, because they are made for every launch.
 struct TensorMaps {
   std::array<TensorMapSpec, 8> specs{};
   std::size_t count = 0;

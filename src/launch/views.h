@@ -5,7 +5,7 @@
 
 namespace flash_attention::launch {
 
-/// A tensor as kernels see it.
+/// A tensor in the form that kernels take.
 inline abi::TensorView view(const void* data, const Strides& strides) {
   return {const_cast<void*>(data), strides.batch, strides.seq, strides.head};
 }

@@ -13,7 +13,7 @@ constexpr std::array keys_of_a_tile{32, 64, 96, 128};
 constexpr std::array stage_counts{1, 2, 3, 4, 6};
 constexpr std::array split_counts{1, 2, 3, 4, 6, 8, 12, 16};
 
-/// What a call does, whichever choice led to it.
+/// Whether two plans do the same, however they were chosen.
 bool same_work(const Plan& x, const Plan& y) {
   Plan a = x, b = y;
   a.candidates.clear(), b.candidates.clear();
@@ -25,13 +25,13 @@ class Alternatives {
  public:
   Alternatives(const Problem& problem, Pass pass, const DeviceInfo& device)
       : problem_(problem), pass_(pass), device_(device) {
-    device_.tuned.reset();  // the default is that of the rules
+    device_.tuned.reset();  // the default is the choice of the rules
     Plan usual = choose(problem, pass, device_);
     Choice choice{.kernel = usual.kernel};
     found_.push_back({std::move(choice), std::move(usual)});
   }
 
-  /// True where it gives a plan, whether or not another choice gave the same before.
+  /// Returns true if the choice gives a plan, even if another choice gave the same plan before.
   bool add(const Choice& choice) {
     std::optional<Plan> plan = plan_choice(problem_, pass_, device_, choice);
     if (!plan) return false;
@@ -40,7 +40,7 @@ class Alternatives {
     return true;
   }
 
-  /// The kernel's own tile with other stages and splits, and other tiles with as many stages as they have by themselves: all
+  /// Adds the kernel's own tile with other stages and splits, and other tiles with their own number of stages. All
   /// combinations would take hours to compile.
   void add_all(const KernelEntry& entry) {
     const Choice own{.kernel = std::string(entry.name)};

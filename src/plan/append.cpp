@@ -10,7 +10,7 @@
 namespace flash_attention::plan {
 namespace {
 
-/// The most elements that move together: every row, and every half of a rotated one, begins at a multiple of them.
+/// The most elements that can move together: every row, and every half of a rotated row, begins at a multiple of it.
 int vector_of(const AppendProblem& p) {
   const auto fits = [](const Strides& s, int width) {
     return s.batch % width == 0 && s.seq % width == 0 && s.head % width == 0;
@@ -57,7 +57,7 @@ abi::AppendConfig configure(const AppendProblem& p) {
   return config;
 }
 
-constexpr std::int64_t many_rows = 1 << 15;  // the warps of a GPU, several times over
+constexpr std::int64_t many_rows = 1 << 15;  // several times the warps of a GPU
 
 }  // namespace
 

@@ -11,7 +11,7 @@ namespace flash_attention::plan {
 /// The largest head_dim and head_dim_v.
 constexpr int append_head_dim = 1024;
 
-/// Tokens, packed or not.
+/// The number of tokens, packed or not.
 inline std::int64_t new_tokens(const AppendProblem& p) {
   return p.packed_new || p.placed ? p.total_new : p.batch * p.seq_new;
 }
@@ -23,11 +23,11 @@ Launch lay_out_append(const AppendProblem& problem);
 /// Heads of a token that a warp of decode/append takes.
 int heads_of_append_task(const AppendProblem& problem);
 
-/// Blocks of decode/append_gradient, each with its sum of the weights' gradients.
+/// The number of blocks of decode/append_gradient. Each sums its part of the weights' gradients.
 int append_gradient_blocks(const AppendProblem& problem);
 
-/// The launches of append_backward: gradients of rows and a sum for each block, and where a weight's is wanted the sums'
-/// sum.
+/// The launches of append_backward: the gradients of rows with a sum for each block; and if a weight has a gradient,
+/// the total of these sums.
 std::vector<Launch> lay_out_append_gradients(const AppendProblem& problem, bool weights);
 
 }  // namespace flash_attention::plan

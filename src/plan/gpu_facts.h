@@ -8,14 +8,14 @@
 
 namespace flash_attention::plan {
 
-/// What is known about the library on an architecture.
+/// How well the library is tested on an architecture.
 enum class Knowledge {
   measured,  // run, checked and timed on such a GPU
   emulated,  // every kernel runs in the emulator for it, and compiles
-  compiled,  // every kernel that is chosen there compiles; none has run
+  compiled,  // every kernel that is chosen for it compiles; none has run
 };
 
-/// A typical GPU of an architecture, for plans and compilations if there is none.
+/// A typical GPU of an architecture, for plans and compilations without such a GPU.
 struct GpuFacts {
   int arch;
   std::string_view name;
@@ -28,10 +28,10 @@ struct GpuFacts {
 /// From the oldest to the newest.
 std::span<const GpuFacts> gpu_facts();
 
-/// The facts of that architecture; null where it is not in the table.
+/// The facts of that architecture; null if it is not in the table.
 const GpuFacts* find_gpu_facts(int arch);
 
-/// What is known about the library on that architecture, in words.
+/// How well the library is tested on that architecture, in words.
 std::string describe_knowledge(int arch);
 
 }  // namespace flash_attention::plan

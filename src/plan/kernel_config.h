@@ -9,7 +9,7 @@
 
 namespace flash_attention::plan {
 
-/// What a LaunchConfig holds. src/jit prints it.
+/// The content of a LaunchConfig. src/jit prints it.
 struct KernelConfig {
   std::variant<std::string, abi::ForwardConfig, abi::BackwardConfig, abi::AppendConfig> value;
 };
@@ -20,13 +20,13 @@ LaunchConfig launch_config(const Config& config) {
   return LaunchConfig(std::make_shared<const KernelConfig>(KernelConfig{config}));
 }
 
-/// The configuration of a launch; null where it is of another type.
+/// The configuration of a launch; null if it has another type.
 template <class Config>
 const Config* config_of(const Launch& launch) {
   return launch.config.value() == nullptr ? nullptr : std::get_if<Config>(&launch.config.value()->value);
 }
 
-/// Its features; null where it has none.
+/// The features of a launch; null if it has none.
 inline const abi::Features* features_of(const Launch& launch) {
   if (const auto* config = config_of<abi::ForwardConfig>(launch)) return &config->features;
   const auto* config = config_of<abi::BackwardConfig>(launch);

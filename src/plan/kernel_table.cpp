@@ -71,7 +71,7 @@ const Verdict* verdict_on(const KernelEntry& entry, const DeviceInfo& device) {
   return known ? device.tuned->verdict(entry.name, entry.pass) : nullptr;
 }
 
-/// Why a kernel that was never run on such a GPU is not to be used on this one.
+/// Why a kernel must not be used on this GPU: it has never run on such a GPU, and no self-test has passed.
 std::string distrust(const KernelEntry& entry, const DeviceInfo& device) {
   if (!is_unproven(entry, device)) return {};
   const Verdict* const verdict = verdict_on(entry, device);
@@ -81,10 +81,10 @@ std::string distrust(const KernelEntry& entry, const DeviceInfo& device) {
 
 using Rows = std::vector<const KernelEntry*>;
 
-/// The rows that serve a pass on a GPU or a CPU, in their order.
+/// The rows for a pass on a GPU or a CPU, in order.
 const Rows& rows_of(Pass pass, bool gpu) {
   static const auto& by_pass = *[] {
-    auto& rows = *new std::array<std::array<Rows, 2>, 6>;  // never destroyed, as the table
+    auto& rows = *new std::array<std::array<Rows, 2>, 6>;  // never destroyed, like the table
     for (const KernelEntry& entry : kernel_table())
       rows[static_cast<std::size_t>(entry.pass)][device_traits(entry.device).gpu_kernels].push_back(&entry);
     return &rows;
@@ -105,10 +105,10 @@ std::string missing_capability(const KernelEntry& entry, const Request& request,
   return missing_option(entry, request);
 }
 
-/// The kernels' answers to one request: each is asked at most once.
+/// The kernels' answers to one request. Each kernel is asked at most once.
 class Answers {
  public:
-  /// named: the caller asked for the kernel by its name, whatever is known of it.
+  /// named: the caller named the kernel, so it is used even if it is untested here.
   Answers(const Request& request, bool gpu, bool named) : request_(request), gpu_(gpu), named_(named) {}
 
   Answer take(const KernelEntry& entry) {
@@ -118,7 +118,7 @@ class Answers {
     return ask(entry);
   }
 
-  /// Whether a kernel for many queries, other than the one that was asked, takes the request.
+  /// Whether a kernel for many queries, other than `asked`, takes the request.
   bool some_prefill_takes_it(const Rows& rows, const KernelEntry& asked) {
     for (const KernelEntry* entry : rows) {
       if (!entry->prefill || entry == &asked) continue;
@@ -151,7 +151,7 @@ std::string names_of(const Rows& rows) {
   return names.empty() ? "none" : names;
 }
 
-/// What is the same for every kernel.
+/// Adds the parts of a plan that are the same for every kernel.
 Plan finished(const Request& request, Pass pass, const KernelEntry& entry, Plan plan) {
   plan.kernel = entry.name;
   plan.pass = pass;
@@ -162,7 +162,7 @@ Plan finished(const Request& request, Pass pass, const KernelEntry& entry, Plan 
   return plan;
 }
 
-/// The plan of a choice that was measured; nothing if there is none, or its kernel does not take this problem.
+/// The plan of a measured choice; nothing if there is none, or if its kernel does not take this problem.
 std::optional<Plan> plan_tuned(const Problem& problem, Pass pass, const DeviceInfo& device) {
   if (device.tuned == nullptr || !device.tuned->serves(device)) return std::nullopt;
   const TunedChoice* const tuned = device.tuned->find(problem, pass);
@@ -210,7 +210,8 @@ bool may_become_mask(const Problem& p, Pass pass) {
   return block_mask_bytes(p) <= query_bytes;
 }
 
-/// The launch that makes the mask, before all others. Lists change from call to call: it is no prepared mask.
+/// Adds the launch that makes the mask, before all others. Lists change from call to call, so it is not a prepared
+/// mask.
 void add_listed_blocks(const Problem& p, Plan& plan) {
   constexpr std::size_t unit = 256;
   const auto whole = [](std::size_t size) { return (size + unit - 1) / unit * unit; };

@@ -12,7 +12,7 @@
 
 namespace flash_attention::plan {
 
-/// Options that a kernel takes, whatever the sizes. The planner checks them for all kernels.
+/// Options that a kernel takes, whatever the sizes. The planner checks them in one place for all kernels.
 struct Capabilities {
   bool pages = false;             // K and V in pages
   bool left_padding = false;      // Problem::left_padding
@@ -33,10 +33,11 @@ struct Capabilities {
   bool sequence_windows = false;  // Problem::sequence_windows
 };
 
-/// Where kernels were run, checked and timed: on an H200 alone. Elsewhere they are tested before their first use.
+/// Architectures on which kernels were run, checked and timed: only an H200. On others they are tested before their
+/// first use.
 inline constexpr std::array run_on_h200{90};
 
-/// One row of the kernel table. The planner takes the first row that serves the pass and the device and offers a plan.
+/// One row of the kernel table. The planner uses the first row that serves the pass and the device and offers a plan.
 struct KernelEntry {
   std::string_view name;
   Pass pass;
@@ -44,12 +45,12 @@ struct KernelEntry {
   std::string_view requirements;
   Capabilities takes{};
   std::span<const int> proven{};  // GPU: architectures on which it was run, checked and timed
-  bool automatic = true;        // false: only when requested by name (the ladder)
-  bool prefill = false;         // a kernel for many queries: what Offer::prefers_prefill means
+  bool automatic = true;        // false: only if requested by name (the ladder)
+  bool prefill = false;         // a kernel for many queries, to which Offer::prefers_prefill refers
   bool counts_repairs = false;  // adds to Options::repairs
 
-  /// A plan (block sizes, launches, tensor maps, workspace), or why the kernel cannot take the request. The planner adds
-  /// what is the same for every kernel.
+  /// Returns a plan (block sizes, launches, tensor maps, workspace), or why the kernel cannot take the request. The
+  /// planner adds the parts that are the same for every kernel.
   Answer (*plan)(const Request& request);
 };
 
@@ -73,33 +74,33 @@ int cpu_block_q(CpuIsa isa);
 
 std::span<const KernelEntry> kernel_table();
 
-/// Kernels that are there so that something runs: they take everything, and nothing stands in for them.
+/// Kernels that take everything, so that something always runs. No other kernel replaces them.
 inline bool is_last_resort(const KernelEntry& entry) {
   return entry.name.ends_with("/portable") || entry.name.ends_with("/listed") || entry.name.starts_with("standard/");
 }
 
-/// Whether a kernel of a GPU was never run on such a GPU.
+/// Whether a GPU kernel has never run on such a GPU.
 bool is_unproven(const KernelEntry& entry, const DeviceInfo& device);
 
-/// An option of the problem that the kernel does not take, whatever the sizes; empty if it takes all.
+/// An option of the problem that the kernel never takes, whatever the sizes; empty if it takes all.
 std::string missing_option(const KernelEntry& entry, const Request& request);
 
-/// The order of sums where bits are invariant: docs/numerics.md, "Invariant bits". It follows from types, dimensions and
+/// The order of sums for invariant bits: docs/numerics.md, "Invariant bits". It follows from types, dimensions and
 /// options, and from nothing that changes from call to call.
 struct FixedOrder {
   int block_kv = 0;        // keys that raise the maximum together
-  int segment_blocks = 0;  // blocks of a segment, which has a maximum, a sum and an output of its own
+  int segment_blocks = 0;  // blocks of a segment, which has a separate maximum, sum and output
 
   friend bool operator==(const FixedOrder&, const FixedOrder&) = default;
 };
-/// The most keys that a GPU takes so.
+/// The most keys for which a GPU keeps this order.
 constexpr std::int64_t max_invariant_keys = 524288;
 
-/// The order of decode/sm80, decode/sm90 and forward/sm90, if they are the kernels of all calls like this one, of whatever
-/// size, and bits are to be invariant.
+/// The order of decode/sm80, decode/sm90 and forward/sm90, if bits must be invariant and these are the kernels of all
+/// calls like this one, whatever their size.
 std::optional<FixedOrder> fixed_order(const Request& request);
 
-/// The plan that a kernel makes of a choice; nothing if it does not take that.
+/// The plan of a kernel for a choice; nothing if it does not take the choice.
 std::optional<Plan> plan_choice(const Problem& problem, Pass pass, const DeviceInfo& device, const Choice& choice);
 
 /// The planner proper: the problem is validated and normalised.

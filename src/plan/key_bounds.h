@@ -1,5 +1,5 @@
 #pragma once
 
-// The masks' units, for the CPU as for the kernels.
+// The units of masks, for the CPU as for the GPU kernels.
 
 #include "abi/key_bounds.h"

@@ -13,7 +13,7 @@
 namespace flash_attention::plan {
 namespace {
 
-/// KeyBounds of every unit, for the CPU.
+/// Reserves KeyBounds of every unit, for the CPU.
 void reserve_bounds(const Request& r, Plan& plan) {
   const Problem& p = r.problem;
   if (r.features.hidden_bounds == 0) return;
@@ -23,14 +23,15 @@ void reserve_bounds(const Request& r, Plan& plan) {
   reserve(plan, CpuRegion::masks, units * static_cast<std::int64_t>(sizeof(abi::KeyBounds)));
 }
 
-/// Behind the launch of the map, whose configuration `config` is: that of words for backward/sm90, where it reads them.
+/// For backward/sm90, if it reads words: adds the launch that makes them, after the launch of the map, whose
+/// configuration is `config`.
 void add_mask_bits(const Problem& p, abi::ForwardConfig config, Plan& plan) {
   const auto reads = [](const Launch& launch) {
     const auto* const reader = config_of<abi::BackwardConfig>(launch);
     return reader != nullptr && reader->mask_bits;
   };
   if (std::none_of(plan.launches.begin(), plan.launches.end(), reads)) return;
-  reserve(plan, abi::BackwardSm90Region::mask_words, step_word_bytes(p));  // behind the map: kept with it
+  reserve(plan, abi::BackwardSm90Region::mask_words, step_word_bytes(p));  // after the map, and kept with it
   plan.mask.launches = 2;
   config.num_warps = 4 * abi::mask_bits_threads / 32;
   Launch launch{.unit = "mask/mask_bits",
@@ -42,11 +43,11 @@ void add_mask_bits(const Problem& p, abi::ForwardConfig config, Plan& plan) {
   plan.launches.insert(plan.launches.begin() + 1, std::move(launch));
 }
 
-/// A map of tiles, and the launch that makes it.
+/// Adds a map of tiles, and the launch that makes it.
 void add_map(const Request& r, Plan& plan) {
   const Problem& p = r.problem;
   const abi::Features& f = r.features;
-  int warps = f.mask ? 32 : 8;  // a boolean mask is read by four warps for a row of tiles
+  int warps = f.mask ? 32 : 8;  // four warps read a row of tiles of a boolean mask
   const std::int64_t heads = map_heads(p), batches = map_batches(p), words = abi::map_words(p.seq_kv);
   const std::int64_t rows = abi::map_rows(p.packed, batches, p.seq_q, p.total_q);
   std::int64_t bytes = heads * rows * words * static_cast<std::int64_t>(sizeof(abi::TileWords));
@@ -67,14 +68,14 @@ void add_map(const Request& r, Plan& plan) {
   for (const Launch& launch : plan.launches) {
     const auto* reader = config_of<abi::ForwardConfig>(launch);
     if (reader == nullptr || !reader->dynamic_scheduler) continue;
-    config.dynamic_scheduler = true;  // it sets the counter to 0, which then needs no launch of its own
+    config.dynamic_scheduler = true;  // it sets the counter to 0, which then needs no other launch
     plan.mask.zeroed_bytes = std::exchange(plan.zeroed_bytes, 0);
     if (!reader->features.precomputed_mask_bits) continue;
     plan.mask.begin = static_cast<std::size_t>(offset_of(plan, abi::ForwardSm90Region::mask_words));
-    config.block_q = reader->block_q, config.block_kv = reader->block_kv;  // of which it makes the words
+    config.block_q = reader->block_q, config.block_kv = reader->block_kv;  // the tiles of its words
     config.num_warps = warps = 16;
     if (f.has_lengths() || f.sequence_windows)
-      continue;  // where the edges of windows are differs by sequence: all blocks have words
+      continue;  // the edges of windows differ by sequence, so all blocks have words
     config.features.window_left = reader->features.window_left;
     config.features.window_right = reader->features.window_right;
     config.features.chunk = reader->features.chunk;

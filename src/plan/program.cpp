@@ -14,14 +14,14 @@
 namespace flash_attention::plan {
 namespace {
 
-/// The same for every program.
+/// Whether a launch is the same for every program.
 bool is_without_program(const Launch& launch) {
   if (launch.unit == "backward/delta" || launch.unit == "backward/sm90/prepare") return true;
   const auto* config = config_of<abi::ForwardConfig>(launch);
   return config != nullptr && !config->features.score_program && !config->features.mask_program;
 }
 
-// One source for all sequences that are short, one for all others: a program is compiled once for all lengths.
+// One source for all short sequences, and one for all others: a program is compiled once for all lengths.
 constexpr std::int64_t short_sequence = 1 << 22;
 
 }  // namespace
@@ -78,7 +78,7 @@ void add_program_source(const Problem& problem, Plan& plan) {
   for (int n = 0; n < static_cast<int>(parsed.tensors.size()); ++n) {
     if (program::num_elements(problem, parsed, n) == 0) options.empty |= 1u << n;
   }
-  const std::int64_t tile = 1024;  // indices of a tile may pass the end
+  const std::int64_t tile = 1024;  // indices of a tile may exceed the end
   if (std::max(problem.seq_q, problem.seq_kv) + tile <= short_sequence) options.longest = short_sequence;
   const std::string source = program::cuda_source(std::move(parsed), options);
   for (Launch& launch : plan.launches) {

@@ -10,19 +10,19 @@
 
 namespace flash_attention::plan {
 
-/// What every kernel is asked while one problem is planned. What it needs to know of the problem is found out once.
+/// The question to every kernel while one problem is planned. Facts about the problem are computed once.
 struct Request {
   const Problem& problem;  // normalised
   const DeviceInfo& device;
   abi::Features features;
   ProgramTraits program;
-  std::optional<TileSize> tile{};      // instead of the kernel's choice
-  std::optional<BackwardPart> part{};  // instead of the whole pass
-  int num_stages = 0;                  // instead of the kernel's choice; 0: its own
+  std::optional<TileSize> tile{};      // requested; otherwise the kernel chooses
+  std::optional<BackwardPart> part{};  // requested; otherwise the whole pass
+  int num_stages = 0;                  // requested; 0: the kernel chooses
   int num_splits = 0;
 };
 
-/// Throws Error(invalid_argument) for a tile or part that is none.
+/// Throws Error(invalid_argument) for an impossible tile or part.
 Request make_request(const Problem& problem, const DeviceInfo& device, std::optional<TileSize> tile = {},
                      std::optional<BackwardPart> part = {});
 
@@ -31,7 +31,7 @@ struct Refusal {
   std::string reason;
 };
 
-/// How a kernel takes it.
+/// A kernel's plan for a request.
 struct Offer {
   Plan plan;
   std::string prefers_prefill{};  // not empty: why another kernel for many queries is better, if one takes the request
@@ -46,7 +46,7 @@ Answer offer_unless(std::string reason, const LayOut& lay_out) {
   return Offer{lay_out()};
 }
 
-/// A tile that was requested and that the kernel does not have.
+/// Refuses a requested tile that the kernel does not have.
 Refusal refuse_tile(const TileSize& tile, const std::string& reason);
 
 }  // namespace flash_attention::plan

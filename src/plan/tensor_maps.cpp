@@ -27,7 +27,7 @@ MapLayout rows_map(int slot, const MapRows& tensor, int rows_of_box) {
   const auto element = static_cast<std::int64_t>(size_of(tensor.dtype));
   for (std::size_t i = 0; i < 4; ++i) map.sizes[i] = static_cast<std::uint64_t>(sizes[i]);
   for (std::size_t i = 0; i < 3; ++i) {
-    // The stride of a dimension of one is never used, but must be a legal one.
+    // The stride of a dimension of size one is never used, but must be a legal number.
     map.strides_bytes[i] = static_cast<std::uint64_t>(sizes[i + 1] == 1 ? 16 : strides[i] * element);
   }
   map.box = {chunk_bytes / static_cast<std::uint32_t>(element), static_cast<std::uint32_t>(rows_of_box), 1, 1};

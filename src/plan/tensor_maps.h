@@ -2,7 +2,7 @@
 
 #include "flash_attention/plan.h"
 
-// The layouts of tensor maps. A family says which maps its kernel has; these are the pieces.
+// The layouts of tensor maps. Each family lists the maps of its kernel; these functions make them.
 
 namespace flash_attention::plan {
 
@@ -16,23 +16,23 @@ struct MapRows {
   Dtype dtype;
 };
 
-/// Of q, out or dout.
+/// The rows of q, out or dout.
 MapRows query_rows(const Problem& problem, MapSource source, const Strides& strides, std::int64_t dim);
-/// Of k or v.
+/// The rows of k or v.
 MapRows key_rows(const Problem& problem, MapSource source, const Strides& strides, std::int64_t dim);
 
 /// Boxes of `rows_of_box` rows and 128 bytes.
 MapLayout rows_map(int slot, const MapRows& tensor, int rows_of_box);
 
-/// [128 bytes, rows, chunks, heads, batch] in boxes of some rows and `chunks_of_box` chunks of 128 bytes: a box is as it
-/// would be in as many boxes of rows_map. The dimension has to be whole chunks.
+/// [128 bytes, rows, chunks, heads, batch] in boxes of some rows and `chunks_of_box` chunks of 128 bytes. A box has the
+/// same layout as as many boxes of rows_map. The dimension must be whole chunks.
 MapLayout chunks_map(int slot, const MapRows& tensor, int rows_of_box, int chunks_of_box);
 
-/// A stage of some rows of a wide head, in as many parts.
+/// A stage of some rows of a wide head, in `parts` parts.
 MapLayout wide_map(int slot, const MapRows& tensor, int parts = 1);
 
-/// A bias of 16 bits: [seq_kv, seq_q, heads or 1, batch or 1] in boxes of 64 queries and as many keys, or a block of fewer.
-/// The kernel takes it only if its address is aligned.
+/// A bias of 16 bits: [seq_kv, seq_q, heads or 1, batch or 1] in boxes of 64 queries and 64 keys, or of a smaller block
+/// of keys. The kernel uses it only if the address is aligned.
 MapLayout bias_map(int slot, const Problem& problem, int block_kv);
 
 }  // namespace flash_attention::plan

@@ -6,7 +6,7 @@
 namespace flash_attention::plan {
 namespace {
 
-/// The end of the range that a length is in.
+/// The end of the range that contains a length.
 std::int64_t end_of_range(std::int64_t length) {
   if (length <= 16) return length;
   const std::int64_t unit = static_cast<std::int64_t>(std::bit_floor(static_cast<std::uint64_t>(length - 1))) / 8;
@@ -34,7 +34,7 @@ Problem tuning_form(const Problem& normalised) {
   form.scale.reset();
   if (form.softcap != 0) form.softcap = 1;
   if (form.dropout_p != 0) form.dropout_p = 0.5f;
-  if (form.page_size != 0) form.num_pages = form.total_kv = 0;  // of the whole cache
+  if (form.page_size != 0) form.num_pages = form.total_kv = 0;  // they are those of the whole cache
   form.page_table_stride = 0;
   if (form.packed) {
     for (std::int64_t* length : {&form.seq_q, &form.seq_kv, &form.total_q, &form.total_kv}) *length = end_of_range(*length);

@@ -11,7 +11,7 @@
 
 namespace flash_attention::plan {
 
-/// What a kernel is told instead of choosing for itself. 0: it chooses.
+/// Choices that are made for a kernel. 0: the kernel chooses.
 struct Choice {
   std::string kernel;
   int block_q = 0;
@@ -25,7 +25,7 @@ struct Choice {
 /// "forward/sm90, 128 x 64, 3 stages, keys in 2 parts".
 std::string to_string(const Choice& choice);
 
-/// A choice that was measured to be faster than the planner's own; without a kernel: none was.
+/// A choice that was measured to be faster than the planner's own; without a kernel: there is none.
 struct TunedChoice {
   Choice choice;
   std::string instead_of;  // the planner's own, in words
@@ -35,21 +35,22 @@ struct TunedChoice {
   friend bool operator==(const TunedChoice&, const TunedChoice&) = default;
 };
 
-/// What of a normalised problem decides how long it takes: no strides but those of biases, no scale, and numbers of options
-/// as on or off. Lengths of packed sequences change from call to call: they stand for a range, an eighth of an octave wide.
+/// The part of a normalised problem that decides how long it takes: no strides except those of biases, no scale, and
+/// options with numbers only as on or off. Lengths of packed sequences change from call to call: they are rounded to a
+/// range, an eighth of an octave wide.
 Problem tuning_form(const Problem& normalised);
 
-/// What the self-test of a kernel on a device came to (docs/your_gpu.md).
+/// The result of a kernel's self-test on a device (docs/your_gpu.md).
 struct Verdict {
   std::string kernel;
   Pass pass = Pass::forward;
   bool passed = false;
-  std::string reason{};  // why it did not
+  std::string reason{};  // why it failed
 
   friend bool operator==(const Verdict&, const Verdict&) = default;
 };
 
-/// What was measured on one device, as the planner takes it: a part of DeviceInfo, constant once made.
+/// The measurements on one device, for the planner: a part of DeviceInfo, never changed once made.
 class Tuned {
  public:
   struct Entry {
@@ -58,10 +59,10 @@ class Tuned {
     TunedChoice tuned;
   };
 
-  /// `device`: where it was measured. A later entry of the same problem replaces an earlier one.
+  /// `device`: where the entries were measured. A later entry of the same problem replaces an earlier one.
   Tuned(const DeviceInfo& device, const std::vector<Entry>& entries, std::vector<Verdict> verdicts = {});
 
-  /// Whether it was measured where plans are the same: cores, threads and instruction set are part of them.
+  /// Whether the entries are from a device with the same plans: the same cores, threads and instruction set.
   bool serves(const DeviceInfo& device) const;
 
   /// The choice for a normalised problem; null if there is none. Problems whose bits must not depend on it have none.

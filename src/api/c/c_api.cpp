@@ -15,7 +15,7 @@ namespace {
 
 thread_local std::string last_error;
 
-/// Runs a call and turns what it throws into a status; no exception crosses the C boundary.
+/// Runs a call and turns its exceptions into a status. No exception crosses the C boundary.
 template <class Call>
 flash_attention_status status_of(Call&& call) noexcept {
   try {

@@ -64,7 +64,7 @@ void init(T* given, std::size_t size) {
   given->size = size;
 }
 
-/// The caller's struct in this library's size: what an older caller does not have keeps its default.
+/// The caller's struct in this library's size. Fields that an older caller does not have keep their defaults.
 template <class T>
 T received(const char* argument, const T* given) {
   if (given == nullptr) refuse(argument, "null", "a pointer to an initialised struct");
@@ -87,7 +87,7 @@ Enum enumerator(const char* argument, int32_t value, Enum last) {
 
 Strides strides(const flash_attention_strides& s) { return {s.batch, s.seq, s.head}; }
 
-// One field of a problem from C's form of it, for each type that a field has; `name` is what a refusal says.
+// Reads one field of a problem from its C form, for each type of a field. A refusal names it `name`.
 
 template <class T>
 void read_field(const char*, const T& given, T& field) {

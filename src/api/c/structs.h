@@ -6,10 +6,10 @@
 
 namespace flash_attention::api {
 
-// The structs of the C interface: their defaults, and what they say as C++. A refusal names the argument.
+// The structs of the C interface: their defaults, and their conversion to C++. A refusal names the argument.
 
-/// Defaults in the first `size` bytes. A caller that was built against another header has a struct of another size: nothing
-/// is written past its end.
+/// Writes defaults to the first `size` bytes. A caller that was built against another header has a struct of another
+/// size: nothing is written past its end.
 void init_sized(flash_attention_problem* given, std::size_t size);
 void init_sized(flash_attention_buffers* given, std::size_t size);
 void init_sized(flash_attention_options* given, std::size_t size);

@@ -22,7 +22,7 @@ void check_wide(const char* argument, Dtype got) {
           static_cast<std::int64_t>(got), "allowed are float32, float16 and bfloat16");
 }
 
-/// Dense strides where none are given; offsets must stay in 64 bits.
+/// Dense strides if none are given. Offsets must stay in 64 bits.
 Strides resolve(const char* argument, Strides s, std::int64_t batch, std::int64_t rows, std::int64_t heads,
                 std::int64_t dim, bool one_batch) {
   if (s.head == Strides::dense) s.head = dim;

@@ -61,7 +61,7 @@ void check_page(const AppendProblem& p, const AppendBuffers& b, std::int64_t seq
          "a new row goes there, and the caches have the pages 0 to " + std::to_string(p.num_pages - 1));
 }
 
-/// Rows that say where they belong.
+/// Checks the sequences and positions of placed rows.
 void check_places(const AppendProblem& p, const AppendBuffers& b) {
   for (std::int64_t i = 0; i < std::max(p.total_new, p.total_q); ++i) {
     if (b.sequences[i] < 0 || b.sequences[i] >= p.batch) {
@@ -166,7 +166,7 @@ void check_overlap(const AppendProblem& p, const AppendBuffers& b) {
                 {0, 0, 0, 1}}});
   };
   if (p.page_size == 0 || b.k_cache == b.v_cache) return refuse_if_shared({q_out, k_cache, v_cache});
-  // Pages of keys and of values may come from one pool: which are which only the table says.
+  // Pages of keys and of values may be from one pool; only the table tells them apart.
   refuse_if_shared({q_out, k_cache});
   refuse_if_shared({q_out, v_cache});
 }

@@ -4,10 +4,10 @@
 
 namespace flash_attention::api {
 
-/// Refuses a bit mask and windows of sequences that a problem cannot have; what says nothing becomes the default.
+/// Refuses a bit mask and windows of sequences that a problem cannot have. Those without effect become the default.
 void check_bit_mask(Problem& problem, Pass pass);
 
-/// Refuses offsets of a bit mask that go down, where the host can read them.
+/// Refuses decreasing offsets of a bit mask, if the host can read them.
 void check_bit_mask_offsets(const Problem& problem, const Buffers& buffers);
 
 }  // namespace flash_attention::api

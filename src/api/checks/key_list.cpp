@@ -9,7 +9,7 @@
 namespace flash_attention::api {
 namespace {
 
-/// What lists of keys do not go together with yet.
+/// The first option that lists of keys do not support yet.
 const char* other_option(const Problem& p) {
   if (p.hidden_rows.bounds != 0) return "hidden_rows";
   if (p.block_mask.block_q != 0) return "block_mask";

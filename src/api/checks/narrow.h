@@ -5,10 +5,10 @@
 
 namespace flash_attention::api {
 
-/// K and V in 8 bits, and their scales.
+/// Checks K and V in 8 bits, and their scales.
 void check_narrow_keys(Problem& p, Pass pass, const RowAxes& of_kv);
 
-/// Q in 8 bits, and its scales: with K and V of the same type. After the keys.
+/// Checks Q in 8 bits, and its scales: K and V must have the same type. Called after check_narrow_keys.
 void check_narrow_queries(Problem& p, Pass pass);
 
 }  // namespace flash_attention::api

@@ -25,7 +25,7 @@ void check_head_dim(const char* argument, std::int64_t got) {
   refuse(argument, std::to_string(got), "allowed are 1 to " + std::to_string(max_head_dim));
 }
 
-/// A key is its value and some columns more, or none.
+/// A latent key has its value's columns, and none or some more.
 void check_latent_dims(const Problem& p) {
   require(p.head_dim_v >= 8 && p.head_dim_v <= 512 && p.head_dim_v % 8 == 0, "head_dim_v", p.head_dim_v,
           "allowed are multiples of 8 from 8 to 512 where keys are latent");
@@ -104,7 +104,7 @@ void check_options(const Problem& p) {
 
 bool is_of_tangents(Pass pass) { return pass == Pass::tangent || pass == Pass::second; }
 
-/// K and V in pages, and what else belongs to a cache: no gradients flow there.
+/// Checks K and V in pages, and the other options of a cache. None of them has gradients.
 void check_cache(Problem& p, Pass pass) {
   const bool forward = pass == Pass::forward;
   require(forward || !p.left_padding, "left_padding", std::int64_t{1}, "only forward takes it");
@@ -128,7 +128,7 @@ void check_cache(Problem& p, Pass pass) {
   require(!p.packed || p.seqused_kv, "seqused_kv", std::int64_t{0}, "packed queries with pages need it");
 }
 
-/// Statistics are of keys and values in the types of the other tensors, in rows.
+/// Statistics need keys and values in rows, in the type of the other tensors.
 void check_statistics(Problem& p, Pass pass) {
   const bool backward = pass == Pass::backward || pass == Pass::standard_backward;
   if (backward) p.return_max_logit = false;  // it has no gradient
@@ -152,7 +152,7 @@ Problem normalise(const Problem& problem, Pass pass) {
   if (p.head_dim_v == 0) p.head_dim_v = p.head_dim;
   check_sizes(p);
   if (p.packed) {
-    // No sequence is longer than all of them together; a bias keeps the sizes that its caller gave it.
+    // No sequence is longer than the total. A bias keeps the sizes that the caller gave.
     const bool rows = p.total_q != 0 || (p.page_size == 0 && p.total_kv != 0);
     require(p.batch > 0 || !rows, "batch", p.batch, "packed rows need a sequence, or there must be none");
     if (p.seq_q == 0 || (p.seq_q > p.total_q && !p.bias.present)) p.seq_q = p.total_q;
@@ -202,7 +202,7 @@ Problem normalise(const Problem& problem, Pass pass) {
     refuse_self_overlap("out_strides", p.out_strides, batches, of_q.seq, p.heads_q, p.head_dim_v);
   }
   if (writes_out) {
-    p.dout_strides = p.dq_strides = p.dk_strides = p.dv_strides = Strides{0, 0, 0};  // one plan whatever they were
+    p.dout_strides = p.dq_strides = p.dk_strides = p.dv_strides = Strides{0, 0, 0};  // one plan for all strides
   } else {
     refuse_self_overlap("dq_strides", p.dq_strides, batches, of_q.seq, p.heads_q, p.head_dim);
     refuse_self_overlap("dk_strides", p.dk_strides, batches, of_kv.seq, p.heads_kv, p.head_dim);

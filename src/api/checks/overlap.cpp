@@ -26,7 +26,7 @@ ByteRange range(const Extent& e) {
 
 bool cross(const ByteRange& a, const ByteRange& b) { return a.first < b.last && b.first < a.last; }
 
-/// True where the axes, largest stride first, nest: each step is longer than all that the axes after it reach together.
+/// Whether the axes nest, the largest stride first: each step is longer than the whole reach of the axes after it.
 bool nested(const Extent& a, const Extent& b, const std::array<std::int64_t, 4>& strides, const std::array<int, 4>& order) {
   std::int64_t reach = 0;
   for (int axis = 3; axis >= 0; --axis) {
@@ -39,7 +39,7 @@ bool nested(const Extent& a, const Extent& b, const std::array<std::int64_t, 4>&
   return true;
 }
 
-/// Is `distance` = index_b - index_a along the axes from `axis` on, for indices inside both tensors? Where the
+/// Whether `distance` = index_b - index_a along the axes from `axis` on, for some indices inside both tensors. If the
 /// axes nest, a step can only be the quotient or its neighbour, whatever the signs of the strides, so three tries are
 /// enough.
 bool reachable(const Extent& a, const Extent& b, const std::array<std::int64_t, 4>& strides,
@@ -63,7 +63,7 @@ bool overlaps(const Extent& a, const Extent& b) {
   if (!cross(range(a), range(b))) return false;
   const std::intptr_t bytes = b.data - a.data;
   if (a.element_bytes != b.element_bytes || bytes % a.element_bytes != 0) return true;
-  std::array<std::int64_t, 4> strides;  // of both; the stride of an axis of size 1 means nothing
+  std::array<std::int64_t, 4> strides;  // of both; the stride of an axis of size 1 has no effect
   for (int axis = 0; axis < 4; ++axis) {
     strides[axis] = a.sizes[axis] > 1 ? a.strides[axis] : b.sizes[axis] > 1 ? b.strides[axis] : 0;
     if (a.sizes[axis] > 1 && b.sizes[axis] > 1 && a.strides[axis] != b.strides[axis]) return true;
@@ -106,7 +106,7 @@ void refuse_self_overlap(const char* argument, const Strides& strides, std::int6
   std::array<std::pair<std::int64_t, std::int64_t>, 3> axes{
       {{std::abs(strides.head), heads}, {std::abs(strides.seq), seq}, {std::abs(strides.batch), batch}}};
   std::sort(axes.begin(), axes.end());
-  std::int64_t reach = dim;  // elements that the smaller axes cover
+  std::int64_t reach = dim;  // elements that the smaller axes span
   for (const auto& [stride, size] : axes) {
     if (size <= 1) continue;
     if (stride < reach) {

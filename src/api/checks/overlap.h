@@ -22,20 +22,21 @@ struct ByteRange {
   std::intptr_t first, last;  // last is one past the end
 };
 
-/// True where some element of one is some element of the other. Exact for tensors that interleave in one buffer with
-/// the same strides (q, k and v of one packed projection), of any sign; tensors whose ranges cross in any other way count
-/// as overlapping.
+/// Whether some element of one is also an element of the other. Exact for tensors that interleave in one buffer with
+/// the same strides, of any sign (q, k and v of one packed projection). Tensors whose ranges cross in any other way
+/// count as overlapping.
 bool overlaps(const Extent& a, const Extent& b);
 
-/// Refuses an output whose own elements share memory: they would be written twice.
+/// Refuses an output whose own elements share memory, since they would be written twice.
 void refuse_self_overlap(const char* argument, const Strides& strides, std::int64_t batch, std::int64_t seq,
                          std::int64_t heads, std::int64_t dim);
 
-/// What a call writes and reads. Every call comes here, most arguments are left out, and hardly any two are close: each
-/// range is taken once, and what is null costs a comparison.
+/// The memory that a call writes and reads. Every call checks it. Most arguments are null and hardly any two are close,
+/// so each range is computed once, and a null pointer costs one comparison.
 class Memory {
  public:
-  void output(const Extent& extent) { add(extent), num_outputs_ = count_; }  ///< all of them before the first input
+  /// all outputs come before the first input
+  void output(const Extent& extent) { add(extent), num_outputs_ = count_; }
   void input(const Extent& extent) { add(extent); }
 
   /// Refuses outputs that share memory with an input or with another output.

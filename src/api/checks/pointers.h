@@ -4,26 +4,28 @@
 #include <cstdint>
 #include <string>
 
-// What is refused about pointers, and about the starts of packed sequences where the host can see them.
+// Refusals of pointers, and of the starts of packed sequences if the host can see them.
 
 namespace flash_attention::api {
 
 /// In hexadecimal.
 std::string address(const void* pointer);
 
-/// A null pointer that is needed, or one that is not aligned.
+/// Refuses a null pointer that is needed, or one that is not aligned.
 [[noreturn]] void refuse_pointer(const char* argument, const void* pointer, std::size_t alignment);
 
-/// Refuses a pointer that the problem needs and that is null, and one that is not aligned to so many bytes, a power of two.
+/// Refuses a pointer that is null though the problem needs it, or that is not aligned to `alignment` bytes, a power of
+/// two.
 inline void check_pointer(const char* argument, const void* pointer, bool needed, std::size_t alignment) {
   const bool wrong = pointer == nullptr ? needed : (reinterpret_cast<std::uintptr_t>(pointer) & (alignment - 1)) != 0;
   if (wrong) refuse_pointer(argument, pointer, alignment);
 }
 
-/// A pointer that goes with a field that is not set.
+/// Refuses a pointer whose field is not set.
 [[noreturn]] void refuse_alone(const char* argument, const void* pointer, const char* field);
 
-/// A pointer that goes with a field of the Problem: both or neither; it may be null if there is `nothing` to point to.
+/// A pointer and a field of the Problem that belong together: both must be set, or neither. With `nothing` to point to,
+/// the pointer may be null.
 inline void check_pair(const char* argument, const void* pointer, bool present, const char* field, std::size_t alignment,
                        bool nothing = false) {
   if (!present && pointer != nullptr) refuse_alone(argument, pointer, field);

@@ -8,7 +8,7 @@
 namespace flash_attention::api {
 namespace {
 
-/// ALiBi's distance is |i + seq_kv - seq_q - j|, and it has a slope for each head.
+/// Whether the program's distance is that of ALiBi, |i + seq_kv - seq_q - j|, with a slope for each head.
 bool is_alibi(const Problem& p, const program::OptionsOfProgram& taken) {
   if (p.alibi || p.packed || p.seqused_q || p.seqused_kv || taken.offset != p.seq_kv - p.seq_q) return false;
   const bool never_negative = taken.offset == 0 && p.window_right == 0;
@@ -23,7 +23,7 @@ void take_options_of_program(Problem& p) {
   if (p.program.empty() || p.program_gradients != 0) return;
   const std::optional<program::OptionsOfProgram> taken = program::take_options(p.program);
   if (!taken || (taken->slopes >= 0 && !is_alibi(p, *taken))) return;
-  // The cap comes before bias and ALiBi, and a program behind them.
+  // The cap is applied before bias and ALiBi, and a program after them.
   if (taken->softcap > 0 && (p.softcap != 0 || p.bias.present || p.alibi)) return;
   if (taken->softcap > 0) p.softcap = taken->softcap;
   if (taken->slopes >= 0) {

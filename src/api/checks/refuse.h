@@ -7,7 +7,7 @@
 
 namespace flash_attention::api {
 
-/// Every refusal: the argument, the value that it got, and what is allowed. Braces mark the names of other arguments.
+/// Throws a refusal: the argument, its value, and what is allowed. Braces mark the names of other arguments.
 [[noreturn]] inline void refuse(const std::string& argument, const std::string& got, const std::string& allowed) {
   throw Error(ErrorCode::invalid_argument, argument, "got " + got + "; " + allowed);
 }

@@ -8,7 +8,7 @@ namespace flash_attention::api {
 
 void check_size(const char* argument, std::int64_t got, std::int64_t smallest);
 
-/// So that the bytes that all axes reach together are counted in 64 bits.
+/// Checks that the bytes that all axes span together can be counted in 64 bits.
 void check_reach(const char* argument, std::int64_t stride, std::int64_t size);
 
 /// A tensor's axes before the heads.
@@ -18,7 +18,7 @@ struct RowAxes {
   std::int64_t seq;
 };
 
-/// Dense strides where the caller gave none; refuses a tensor whose offsets would leave 64 bits.
+/// Dense strides if the caller gave none. Refuses a tensor whose offsets would leave 64 bits.
 Strides resolve(const char* argument, const Strides& given, const RowAxes& rows, std::int64_t heads, std::int64_t dim);
 
 }  // namespace flash_attention::api

@@ -23,7 +23,7 @@ bool has_tangents(Pass pass) { return pass == Pass::tangent || pass == Pass::sec
 
 bool has_no_scores(const Problem& p) { return p.total_q == 0 || p.total_kv == 0 || p.seq_kv == 0; }
 
-/// What hides keys, but for programs.
+/// Checks the masks, except programs.
 void check_masks(const Problem& p, const Buffers& b) {
   const bool no_scores = has_no_scores(p);
   check_pair("mask", b.mask, p.mask.present, "mask.present", 1, no_scores);
@@ -32,7 +32,7 @@ void check_masks(const Problem& p, const Buffers& b) {
   const bool no_entries = no_scores || p.key_list.entries == 0;
   check_pair("key_list", b.key_list, p.key_list.kind != KeyListKind::none, "key_list.kind", 4, no_entries);
   check_pair("key_counts", b.key_counts, p.key_list.counts, "key_list.counts", 4, no_scores);
-  const bool no_bits = no_scores || p.bit_mask.offsets;  // every sequence may be without
+  const bool no_bits = no_scores || p.bit_mask.offsets;  // a sequence need not have any
   check_pair("bit_mask", b.bit_mask, p.bit_mask.kind != BitMaskKind::none, "bit_mask.kind", 1, no_bits);
   check_pair("bit_mask_offsets", b.bit_mask_offsets, p.bit_mask.offsets, "bit_mask.offsets", 4);
   check_pair("sequence_windows", b.sequence_windows, p.sequence_windows, "sequence_windows", 4, p.batch == 0);
@@ -75,7 +75,7 @@ void check_tangents(const Problem& p, Pass pass, const Buffers& b, std::size_t w
 }
 
 void check_pointers(const Problem& p, Pass pass, const Buffers& b, Device device) {
-  // Which kernel runs is decided before the pointers are known.
+  // The kernel is chosen before the pointers are known.
   const Backend& backend = backend_of(device);
   const std::size_t wide = backend.alignment(size_of(p.dtype));
   const bool queries = p.total_q > 0, keys = p.total_kv > 0;
@@ -84,7 +84,7 @@ void check_pointers(const Problem& p, Pass pass, const Buffers& b, Device device
   const bool values_alone = p.latent && p.head_dim == p.head_dim_v;  // k has no columns
   check_pointer("k", b.k, keys && !values_alone, of_keys);
   check_pointer("v", b.v, keys, of_keys);
-  const bool no_batch = p.batch == 0;  // though a cache may have keys
+  const bool no_batch = p.batch == 0;  // but a cache may still have keys
   const auto no_scale = [&](ScaleKind kind) { return !keys || (kind == ScaleKind::head && no_batch); };
   check_pair("k_scale", b.k_scale, p.kv_scales != ScaleKind::none, "kv_scales", 4, no_scale(p.kv_scales));
   check_pair("v_scale", b.v_scale, p.kv_scales != ScaleKind::none, "kv_scales", 4, no_scale(p.kv_scales));
@@ -134,7 +134,7 @@ void check_lengths(const char* argument, const std::int32_t* lengths, const std:
   }
 }
 
-/// The entries of the keys in use; what is past them may be anything.
+/// Checks the entries of keys in use. Later entries may be anything.
 void check_page_table(const Problem& p, const Buffers& b) {
   if (p.page_size == 0) return;
   for (std::int64_t i = 0; i < p.batch; ++i) {
@@ -148,7 +148,7 @@ void check_page_table(const Problem& p, const Buffers& b) {
   }
 }
 
-/// Scales of the whole and of heads. Those of rows are left to the call: there may be as many as keys.
+/// Checks scales of a tensor and of heads. Scales of rows are not checked: there may be as many as keys.
 void check_scales(const Problem& p, const char* argument, ScaleKind kind, const float* scales, const Strides& s) {
   if (kind == ScaleKind::none || kind == ScaleKind::token || scales == nullptr) return;
   const bool one = kind == ScaleKind::tensor;
@@ -178,7 +178,7 @@ void check_host_lengths(const Problem& p, const Buffers& b) {
   check_bit_mask_offsets(p, b);
 }
 
-/// The memory of a call, an argument at a time. One that is null is not looked at.
+/// Collects the memory of a call, one argument at a time. A null argument is skipped.
 class Arguments {
  public:
   Arguments(const Problem& p, const Plan& plan, const Buffers& b, const Options& options)
@@ -194,7 +194,7 @@ class Arguments {
 
   void add(const Extent& extent) { writes_ ? memory_.output(extent) : memory_.input(extent); }
 
-  /// [rows[0], rows[1], heads, dim]; a row each for queries, and for keys.
+  /// A tensor [rows[0], rows[1], heads, dim]. `rows` are those of queries or of keys.
   void view(const char* name, const void* data, const Strides& s, Axes rows, std::int64_t heads, std::int64_t dim,
             Dtype dtype) {
     if (data == nullptr) return;

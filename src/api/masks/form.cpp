@@ -26,7 +26,7 @@ struct FormHash {
   void mix(const void* pointer) { mix(static_cast<std::uint64_t>(reinterpret_cast<std::uintptr_t>(pointer))); }
 };
 
-/// The tensors and scalars that the program's mask reads.
+/// Finds the tensors and scalars that the program's mask reads.
 void find_reads(const std::string& text, MaskForm& form) {
   const auto known = program::parsed(text);
   if (known->visible < 0) return;

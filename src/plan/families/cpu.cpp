@@ -30,35 +30,37 @@ int cpu_block_q(CpuIsa isa) {
 
 namespace {
 
-/// The cache of a core that thresholds are made from: at most cpu_tuned_core_cache, and that where the device does not say.
+/// The cache of a core that sets thresholds: at most cpu_tuned_core_cache, which is also used if the device does not
+/// tell.
 std::int64_t cpu_core_cache(const DeviceInfo& device) {
   const std::int64_t known = device.core_cache_bytes > 0 ? device.core_cache_bytes : cpu_tuned_core_cache;
   return std::min<std::int64_t>(known, cpu_tuned_core_cache);
 }
 
-/// Its tiles, and what the device's caches keep.
+/// A plan with these tiles, and the limit of what the device's caches hold.
 Plan plan_of_tiles(int block_q, int block_kv, const DeviceInfo& device) {
   Plan plan{.block_q = block_q, .block_kv = block_kv};
   plan.cpu.cache_resident_bytes = cpu_cache_resident_bytes(cpu_core_cache(device));
   return plan;
 }
 
-/// Whether cpu/prefill and cpu/backward work on copies: where more than two blocks of queries read K and V and they are 16
-/// bits wide, or are apart and do not stay in L2.
+/// Whether cpu/prefill and cpu/backward work on copies: if more than two blocks of queries read K and V, and these have
+/// 16 bits, or have gaps and do not stay in L2.
 bool copies_keys(const Request& r, int block_q) {
   const Problem& problem = r.problem;
   if (r.features.window_left) return false;  // few blocks read a key
   if (*problem.kv_dtype != problem.dtype || problem.latent) return false;
-  if (problem.page_size != 0) return false;  // seq_kv is a capacity: copies would be as large, however few keys there are
+  // seq_kv is a capacity: copies would have this size, however few keys there are
+  if (problem.page_size != 0) return false;
   const std::int64_t blocks = ceil_div(problem.heads_q / problem.heads_kv * problem.seq_q, block_q);
   if (problem.dtype != Dtype::float32) return blocks > 2;
   const auto far_apart = [](const Strides& strides, std::int64_t dim) { return std::abs(strides.seq) > dim; };
-  const std::int64_t kept = cpu_core_cache(r.device) / 2;  // what stays in an L2 is as fast where it is
+  const std::int64_t kept = cpu_core_cache(r.device) / 2;  // up to the size of an L2, reading in place is as fast
   return blocks > 2 && problem.seq_kv * (problem.head_dim + problem.head_dim_v) * 4 > kept &&
          (far_apart(problem.k_strides, problem.head_dim) || far_apart(problem.v_strides, problem.head_dim_v));
 }
 
-/// Key heads that cpu/decode reads together: all whose rows are side by side, where that helps.
+/// Key heads that cpu/decode reads together: all heads whose rows are adjacent, if that helps.
 int decode_heads(const Problem& problem, const DeviceInfo& device) {
   const bool side_by_side = problem.k_strides.head == problem.head_dim && problem.v_strides.head == problem.head_dim_v;
   const std::int64_t key_bytes =
@@ -70,17 +72,17 @@ int decode_heads(const Problem& problem, const DeviceInfo& device) {
 
 std::int64_t group(const Problem& problem) { return problem.heads_q / problem.heads_kv; }
 
-/// Query rows of the call; packed ones count once.
+/// Query rows of the call. Packed rows count once.
 std::int64_t total_rows(const Problem& problem) {
   return problem.heads_q * (problem.packed ? problem.total_q : problem.batch * problem.seq_q);
 }
 
-/// Places for the tiles of `unit` keys of all key heads.
+/// The number of places for tiles of `unit` keys of all key heads.
 std::int64_t key_places(const Problem& problem, int unit) {
   return problem.heads_kv * cpu_places(problem.packed, problem.batch, problem.seq_kv, problem.total_kv, unit);
 }
 
-/// Whether cpu/decode multiplies pairs of bfloat16 as they are.
+/// Whether cpu/decode multiplies pairs of bfloat16 without conversion.
 bool decodes_pairs(const Problem& problem, const DeviceInfo& device) {
   return device.isa == CpuIsa::avx512_bf16 && problem.dtype == Dtype::bfloat16 && problem.head_dim % 32 == 0 &&
          problem.head_dim_v % 32 == 0;
@@ -143,7 +145,8 @@ std::int64_t row_blocks(const Problem& problem, const Plan& plan) {
   return problem.batch * problem.heads_kv * ceil_div(group(problem) * problem.seq_q, plan.block_q);
 }
 
-/// The most splits of the keys: each has a good few tiles, or a quarter of a million multiplications in fewer.
+/// The most splits of the keys: each has at least a few tiles, or a quarter of a million multiplications in fewer
+/// tiles.
 std::int64_t max_key_splits(const Problem& problem) {
   const std::int64_t a_key =
       std::max<std::int64_t>(problem.heads_q * problem.seq_q * (problem.head_dim + problem.head_dim_v), 1);
@@ -151,7 +154,7 @@ std::int64_t max_key_splits(const Problem& problem) {
   return std::max<std::int64_t>(problem.seq_kv / min_split, 1);
 }
 
-/// As many splits of the keys as were requested.
+/// Why there are not as many splits of the keys as requested.
 std::string reject_splits(const Request& r) {
   const std::int64_t most = r.problem.invariant ? 1 : std::max<std::int64_t>(r.problem.seq_kv / (2 * cpu_block_kv), 1);
   return r.num_splits <= most ? "" : "there are not so many tiles of keys";
@@ -160,11 +163,11 @@ std::string reject_splits(const Request& r) {
 void reserve_splits(const Problem& problem, Plan& plan) {
   if (plan.num_splits == 1) return;
   reserve(plan, CpuRegion::split_sums, plan.num_splits * total_rows(problem) * cpu_padded(problem.head_dim_v) * 4);
-  const int numbers = problem.return_entropy ? 3 : 2;  // of a row
+  const int numbers = problem.return_entropy ? 3 : 2;  // for each row
   reserve(plan, CpuRegion::split_statistics, plan.num_splits * total_rows(problem) * numbers * 4);
 }
 
-/// Splits of the keys where the blocks of rows alone do not keep the threads busy; `asked`, if it is not 0.
+/// Splits the keys if the blocks of rows do not keep all threads busy. `asked` is the number of splits, if it is not 0.
 void split_keys(const Problem& problem, const DeviceInfo& device, std::int64_t blocks, int asked, Plan& plan) {
   if (asked > 0) {
     plan.num_splits = asked;
@@ -173,7 +176,7 @@ void split_keys(const Problem& problem, const DeviceInfo& device, std::int64_t b
   const std::int64_t wanted = device.threads > 1 ? ceil_div(2 * device.threads, std::max<std::int64_t>(blocks, 1)) : 1;
   const std::int64_t most = std::min(max_key_splits(problem), wanted);
   const auto rounds = [&](std::int64_t splits) { return ceil_div(blocks * splits, std::max(device.threads, 1)); };
-  std::int64_t best = 1, best_rounds = rounds(1);  // the least time of the thread that has most to do
+  std::int64_t best = 1, best_rounds = rounds(1);  // the least time of the thread that has the most work
   for (std::int64_t splits = 2; splits <= most; ++splits) {
     const std::int64_t these = rounds(splits);
     if (these * best <= best_rounds * splits) best = splits, best_rounds = these;
@@ -182,16 +185,16 @@ void split_keys(const Problem& problem, const DeviceInfo& device, std::int64_t b
   reserve_splits(problem, plan);
 }
 
-/// Some blocks of rows go over the keys together where K and V of a head come from far away and the threads have enough to
-/// share all the same. Two in forward: on a Xeon 5 to 20 % faster from 1 MB on, on a Zen 4 no slower. Four in backward,
-/// where dK and dV come from there, too: on a Zen 4, float32, 8 heads of 128, 1000 tokens 166 with two, 171 with four; 3000
-/// tokens 153 and 165 GFLOP/s.
+/// Some blocks of rows go over the keys together, if K and V of a head do not stay in a near cache and there is still
+/// enough work for all threads. Two blocks in forward: 5 to 20 % faster on a Xeon from 1 MB on, no slower on a Zen 4.
+/// Four in backward, where dK and dV have to be read, too: on a Zen 4, float32, 8 heads of 128, 1000 tokens 166 with
+/// two, 171 with four; 3000 tokens 153 and 165 GFLOP/s.
 int together(const Problem& problem, std::int64_t items, const DeviceInfo& device, int most) {
   const std::int64_t near = cpu_core_cache(device) / 4;
   return items > 1 && problem.seq_kv * (problem.head_dim + problem.head_dim_v) * 4 > near ? most : 1;
 }
 
-/// Copies of K and V as float, the rows of a head one after the other.
+/// Reserves copies of K and V as float, the rows of a head one after another.
 void reserve_copies(const Request& r, Plan& plan) {
   const Problem& problem = r.problem;
   plan.cpu.copies_keys = copies_keys(r, plan.block_q);
@@ -212,8 +215,8 @@ Plan lay_out_forward(const Request& r) {
   return plan;
 }
 
-/// As forward, but a block of work is the rows of all key heads that are read together: fewer than could be where the
-/// threads have nothing to do otherwise.
+/// As forward, but a block of work is the rows of all key heads that are read together. If threads would have nothing
+/// to do otherwise, fewer heads than possible are read together.
 Plan lay_out_decode(const Problem& problem, const DeviceInfo& device, int asked_splits) {
   Plan plan = plan_of_tiles(cpu_block_q(device.isa), cpu_block_kv, device);
   int& together = plan.cpu.heads_together = decode_heads(problem, device);
@@ -223,13 +226,14 @@ Plan lay_out_decode(const Problem& problem, const DeviceInfo& device, int asked_
   return plan;
 }
 
-/// K padded to whole tiles and V transposed, for every tile of keys.
+/// Reserves K padded to whole tiles, and V transposed, for every tile of keys.
 Plan lay_out_bfloat16(const Problem& problem, const DeviceInfo& device, int asked_splits) {
   const bool amx = device.isa == CpuIsa::amx;
   Plan plan =
       plan_of_tiles(amx ? cpu_amx_block_q : cpu_block_q_avx512, amx ? cpu_amx_block_kv : cpu_avx512_bf16_block_kv, device);
   split_keys(problem, device, row_blocks(problem, plan), asked_splits, plan);
-  if (group(problem) * problem.seq_q <= plan.block_q) return plan;  // one block of rows packs tile by tile, for itself
+  // one block of rows packs its own keys, tile by tile
+  if (group(problem) * problem.seq_q <= plan.block_q) return plan;
   plan.cpu.packs_keys = true;
   const std::int64_t keys = key_places(problem, plan.block_kv) * plan.block_kv;
   reserve(plan, CpuRegion::packed_K, keys * ceil_div(problem.head_dim, 32) * 32 * 2);
@@ -238,15 +242,15 @@ Plan lay_out_bfloat16(const Problem& problem, const DeviceInfo& device, int aske
   return plan;
 }
 
-/// Splits of each key head that give all threads the same work in backward, if heads are few. Each split costs memory and
-/// time for its sums.
+/// The number of splits of each key head that gives all threads the same work in backward, if there are few heads. Each
+/// split costs memory, and time for its sums.
 std::int64_t even_splits(const Problem& problem, const DeviceInfo& device) {
   const std::int64_t heads = std::max<std::int64_t>(problem.batch * problem.heads_kv, 1);
   const std::int64_t threads = std::max(device.threads, 1);
   return heads >= 4 * threads ? 1 : std::min(threads / std::gcd(heads, threads), ceil_div(4 * threads, heads));
 }
 
-/// Splits of the keys, each with its own sums of dQ: where all rows of a key head go over the keys together.
+/// Splits of the keys, each with separate sums of dQ: if all rows of a key head go over the keys together.
 void split_keys_backward(const Problem& problem, const DeviceInfo& device, Plan& plan) {
   if (!problem.invariant)
     plan.num_splits = static_cast<int>(std::min(max_key_splits(problem), even_splits(problem, device)));
@@ -254,8 +258,8 @@ void split_keys_backward(const Problem& problem, const DeviceInfo& device, Plan&
     reserve(plan, CpuRegion::split_dQ, plan.num_splits * total_rows(problem) * cpu_padded(problem.head_dim) * 4);
 }
 
-/// Splits of the keys, or of the queries, each with its own sums of dK and dV. block_q: rows of a block; max_blocks: that
-/// go over the keys together.
+/// Splits of the keys, or of the queries, each with separate sums of dK and dV. block_q: rows of a block; max_blocks:
+/// blocks that may go over the keys together.
 Plan lay_out_any_backward(const Request& r, int block_q, std::int64_t max_blocks) {
   const Problem& problem = r.problem;
   const DeviceInfo& device = r.device;
@@ -268,8 +272,8 @@ Plan lay_out_any_backward(const Request& r, int block_q, std::int64_t max_blocks
     split_keys_backward(problem, device, plan);
     return plan;
   }
-  // A block belongs to the split of its number, so with as many splits in every call dK and dV are the same sums. A split
-  // without blocks, as all but the first of one block, adds zeros.
+  // The number of a block decides to which split it belongs. So if every call has the same number of splits, dK and dV
+  // are the same sums. A split without blocks (all but the first, if there is one block) adds zeros.
   plan.num_splits = problem.invariant ? cpu_invariant_splits
                                       : static_cast<int>(std::clamp<std::int64_t>(ceil_div(blocks, 2), 1,
                                                                                   even_splits(problem, device)));
@@ -313,7 +317,7 @@ Plan lay_out_backward_bfloat16(const Request& r) {
   return plan;
 }
 
-/// Score matrices, whole: S (then P), and for backward dS.
+/// Reserves whole score matrices: S (then P), and for backward dS.
 Plan lay_out_standard(const Request& r, bool backward) {
   const Problem& problem = r.problem;
   const DeviceInfo& device = r.device;
@@ -380,7 +384,7 @@ Answer plan_listed_backward(const Request& r) {
 
 Plan lay_out_tangent(const Request& r) { return plan_of_tiles(cpu_block_q(r.device.isa), cpu_block_kv, r.device); }
 
-/// As cpu/backward with one block of rows at a time, and what its first step finds out about each row.
+/// As cpu/backward with one block of rows at a time, and the numbers that its first step computes for each row.
 Plan lay_out_second(const Request& r) {
   const Problem& problem = r.problem;
   Plan plan = plan_of_tiles(cpu_block_q(r.device.isa), cpu_block_kv, r.device);

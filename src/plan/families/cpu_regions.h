@@ -9,13 +9,13 @@ namespace flash_attention::plan {
 enum class CpuRegion : int {
   split_sums = 0,         // forward: of O, [split][row][padded head_dim_v]
   split_statistics = 1,   // forward: [split][row][2]
-  split_dQ = 0,           // backward, where keys are split: [split][row][padded head_dim]
-  key_gradients = 0,      // backward, where queries are split: dK and dV, [split][kv head][key][cpu_sums_stride]
-  sink_terms = 2,         // backward: dsink's, one for each row
+  split_dQ = 0,           // backward, if keys are split: [split][row][padded head_dim]
+  key_gradients = 0,      // backward, if queries are split: dK and dV, [split][kv head][key][cpu_sums_stride]
+  sink_terms = 2,         // backward: terms of dsink, one for each row
   second_rows = 3,        // cpu/second: three numbers of each row, RowOfSecond of cpu/tangent/second.h
   S = 0,                  // cpu/standard: [kv head][block of rows][key][row]; then P
   dS = 1,                 // cpu/standard: the same
-  copied_K = 3,           // cpu/prefill and cpu/backward: as float, the rows of a head one after the other
+  copied_K = 3,           // cpu/prefill and cpu/backward: as float, the rows of a head one after another
   copied_V = 4,           // the same
   packed_K = 3,           // cpu/bfloat16: [kv head][tile of keys][block_kv][columns]
   packed_Vt = 4,          // its forward: [kv head][tile of keys][columns][block_kv]

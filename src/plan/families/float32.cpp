@@ -1,5 +1,5 @@
-// float32 by two families: tf32 on tensor cores, for every precision but ieee, and fp32 on CUDA cores, for ieee. Their
-// plans have the same parts; the tiles differ.
+// float32 in two families: tf32 on tensor cores, for every precision but ieee, and fp32 on CUDA cores, for ieee. Their
+// plans have the same parts and different tiles.
 
 #include <algorithm>
 #include <array>
@@ -17,7 +17,7 @@ namespace {
 struct Family {
   std::string_view name;          // of forward/NAME and backward/NAME
   std::string_view requirements;  // of both
-  int fewest_keys;                // of a tile of forward
+  int fewest_keys;                // of a forward tile
   std::string (*reject)(const Problem& problem);
   std::optional<MmaForwardTile> (*forward_tile)(const Request& request);
   std::optional<MmaBackwardTile> (*backward_tile)(const Request& request);
@@ -28,7 +28,7 @@ std::string reject_problem(const Family& family, const Request& r) {
   return reject_mma_problem(r.problem, r.device);
 }
 
-/// A tile that was requested: 32 rows a warp where the planner has that, too.
+/// A requested tile. It has 32 rows a warp if the planner's own choice may have them.
 MmaForwardTile requested_tile(const Family& family, const Request& r, const TileSize& tile) {
   const std::optional<MmaForwardTile> usual = family.forward_tile(r);
   const int rows = tile.block_q == 128 && usual && usual->block_q / usual->num_warps == 32 ? 32 : 16;
@@ -96,8 +96,8 @@ std::string reject_tf32(const Problem& problem) {
   return problem.precision == Precision::ieee ? "precision = ieee" : "";
 }
 
-/// 32 rows a warp where so many fit in registers, else 16. With 64 keys registers are spilled, and no fewer instructions
-/// are needed for a key.
+/// 32 rows a warp if they fit in registers, otherwise 16. With 64 keys registers would spill, and a key would not need
+/// fewer instructions.
 std::optional<MmaForwardTile> tf32_forward_tile(const Request& r) {
   const Problem& problem = r.problem;
   const bool wide_warps = !r.features.touches_scores() && std::max(problem.head_dim, problem.head_dim_v) <= 128;
@@ -108,8 +108,8 @@ std::optional<MmaForwardTile> tf32_forward_tile(const Request& r) {
   return std::nullopt;
 }
 
-/// The largest tile whose operands fit in shared memory. A tile of 128 keys has a third fewer instructions for a score than
-/// one of 64.
+/// The largest tile whose operands fit in shared memory. With 128 keys a score takes a third fewer instructions than
+/// with 64.
 std::optional<MmaBackwardTile> tf32_backward_tile(const Request& r) {
   const bool wide = !r.features.touches_scores() && std::max(r.problem.head_dim, r.problem.head_dim_v) <= 64;
   return first_that_fits({MmaBackwardTile{64, wide ? 128 : 64, 2}, {64, 64, 2}, {64, 64, 1}}, r.problem, r.device);
@@ -129,8 +129,9 @@ std::string reject_fp32(const Problem& problem) {
   return has_fp32_products(problem) ? "" : "needs float32 and precision = ieee";
 }
 
-/// 32 rows a warp where so many fit in registers, else 16. H200, 2 x 4096 tokens, 1024 wide, TFLOP/s of 128 x 64, 128 x 32
-/// and 64 x 32: 39.2, 37.0 and 26.2 with 64 columns; 128 x 32 and 64 x 32: 33.5 and 26.0 with 128, 25.2 and 22.0 with 256.
+/// 32 rows a warp if they fit in registers, otherwise 16. H200, 2 x 4096 tokens, 1024 wide, TFLOP/s of 128 x 64, 128 x
+/// 32 and 64 x 32: 39.2, 37.0 and 26.2 with 64 columns; 128 x 32 and 64 x 32: 33.5 and 26.0 with 128, 25.2 and 22.0
+/// with 256.
 std::optional<MmaForwardTile> fp32_forward_tile(const Request& r) {
   const Problem& problem = r.problem;
   const std::int64_t dim = std::max(problem.head_dim, problem.head_dim_v);
@@ -143,7 +144,7 @@ std::optional<MmaForwardTile> fp32_forward_tile(const Request& r) {
   return std::nullopt;
 }
 
-/// The largest tile that fits, in shared memory and, where scores have options, in registers. H200, 2 x 4096 tokens, 1024
+/// The largest tile that fits in shared memory and, if scores have options, in registers. H200, 2 x 4096 tokens, 1024
 /// wide, TFLOP/s: 64 columns 36.7 with 128 x 128, 35.4 with 64 x 128, 30.6 with 64 x 64; 128 columns 36.4 and 34.1.
 std::optional<MmaBackwardTile> fp32_backward_tile(const Request& r) {
   const Problem& problem = r.problem;

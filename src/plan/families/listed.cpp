@@ -14,9 +14,9 @@ namespace {
 
 constexpr int block = 64;     // tile::block_rows
 constexpr int num_warps = 8;  // tile::product_threads / 32
-constexpr int key_tile_bytes = 68 * 4;  // and what aligns them
+constexpr int key_tile_bytes = 68 * 4;  // and the padding of the tiles
 
-/// Blocks that each take 64 rows that share a list.
+/// Blocks, each of which takes 64 rows that share a list.
 std::int64_t row_blocks(const Problem& p) {
   const std::int64_t chunks = (p.key_list.block_q * stacked_heads(p) + block - 1) / block;
   return p.batch * list_rows(p) * list_units(p) * chunks;
@@ -47,7 +47,7 @@ Plan lay_out_forward(const Problem& p) {
   return plan;
 }
 
-/// Chunks of the lists of a sequence, each with its own counts: these take no more memory than the lists.
+/// Chunks of the lists of a sequence, each with separate counts. The counts take no more memory than the lists.
 std::int64_t list_chunks(const Problem& p) {
   constexpr std::int64_t most = 128;
   const std::int64_t fit = list_rows(p) * p.key_list.entries / std::max<std::int64_t>(list_key_units(p), 1);

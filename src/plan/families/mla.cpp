@@ -16,7 +16,7 @@
 namespace flash_attention::plan {
 namespace {
 
-/// Whether TMA loads blocks of 64 keys: of 16-bit elements, and none crosses the end of a page.
+/// Whether TMA loads blocks of 64 keys: elements have 16 bits, and no block crosses the end of a page.
 bool takes_boxes(const Request& r) {
   const Problem& problem = r.problem;
   const bool options =  // that need registers
@@ -25,17 +25,18 @@ bool takes_boxes(const Request& r) {
          problem.page_size % abi::mla_block_kv == 0 && reject_tma_cache(problem).empty();
 }
 
-/// Tiles of rows of a key head, where all sequences have as many: blocks that need the same keys then work side by side,
-/// and the keys come from memory once. With more of them than that, each would have too few blocks.
+/// The number of row tiles of a key head, if all sequences have the same number. Blocks with the same keys then work
+/// side by side, and keys are read from memory once. With more row tiles, each would have too few blocks.
 std::int64_t rows_side_by_side(const Problem& problem, const DeviceInfo& device) {
-  if (problem.key_list.kind != KeyListKind::none) return 1;  // tiles of rows need other keys
+  if (problem.key_list.kind != KeyListKind::none) return 1;  // tiles of rows read different keys
   const std::int64_t most = std::min(16, device.num_sms);
   const std::int64_t tiles = (decode_rows(problem) + abi::mla_block_q - 1) / abi::mla_block_q;
   return problem.packed || problem.seqused_q || tiles > most ? 1 : std::max<std::int64_t>(tiles, 1);
 }
 
-/// Thread blocks of a tile of rows: as many as SMs allow, or a few less, so that each has whole items where all are alike.
-/// An item that blocks share costs each of them what about two KV blocks do: Q, the first copies, a part, the merging.
+/// Thread blocks of a tile of rows: as many as there are SMs, or a few less, so that each has whole items if all are of
+/// equal length. If blocks share an item, each pays about two KV blocks: for Q, the first copies, a part, and the
+/// merge.
 std::int64_t blocks_of_rows(const Problem& problem, const DeviceInfo& device) {
   const std::int64_t most = std::min(device.num_sms, abi::decode_max_blocks) / rows_side_by_side(problem, device);
   const std::int64_t group = problem.heads_q / problem.heads_kv;

@@ -42,7 +42,7 @@ int MmaForwardTile::shared_bytes(const Problem& problem) const {
                     swizzled_tile_bytes(problem, block_kv, problem.head_dim) +
                     swizzled_tile_bytes(problem, block_kv, v_columns);
   if (has_fp32_products(problem)) return tiles + mma_small_bytes + swizzled_tile_bytes(problem, block_q, block_kv);  // P
-  // ForwardSm80Shape::sums_in_shared: of threads whose registers S and O fill. Wide heads have them, too.
+  // ForwardSm80Shape::sums_in_shared: for kernels whose S and O fill the registers, including wide heads.
   const std::int64_t m_tiles = block_q / num_warps / 16, dim_v = mma_tiles(problem.head_dim_v, 16) * 16;
   const bool wide = std::max(problem.head_dim, problem.head_dim_v) > 256;
   const bool sums_in_shared = wide || m_tiles * (block_kv + dim_v) / 2 >= 192;
@@ -55,7 +55,8 @@ std::string MmaForwardTile::reject_size(const Problem& problem, const DeviceInfo
   return "it needs " + std::to_string(bytes) + " bytes of shared memory, there are " + std::to_string(device.shared_bytes);
 }
 
-/// 128 keys of 32 a warp, whose K takes 64 registers, or 16 a warp of wide heads; 64 queries at a time, two tiles in flight.
+/// 128 keys with 32 a warp, whose K takes 64 registers, or 16 a warp with wide heads; 64 queries at a time, two tiles
+/// in flight.
 void add_sm80_key_mass_launch(const Problem& problem, Plan& plan) {
   if (!problem.return_key_mass) return;
   if (problem.dtype == Dtype::float32) return add_key_mass_launch(problem, plan);
@@ -136,7 +137,7 @@ abi::BackwardConfig backward_config(const Problem& problem, int block_q, int blo
   return config;
 }
 
-/// QuerySums, whole tiles of fp32, as many as returned.
+/// Reserves QuerySums, whole tiles of fp32. Returns their number.
 std::int64_t reserve_query_sums(const Problem& problem, int block_q, Plan& plan) {
   const std::int64_t count = problem.packed ? problem.heads_q * (problem.total_q / block_q + problem.batch)
                                             : problem.heads_q * problem.batch * mma_tiles(problem.seq_q, block_q);

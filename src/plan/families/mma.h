@@ -11,12 +11,12 @@
 #include "flash_attention/problem.h"
 #include "plan/kernel_table.h"
 
-// What the families of kernels with mma.sync share, sm80 and tf32, and fp32: the same kernels with elements of 16 and 32
-// bits, and with products of floats on CUDA cores.
+// Shared by the families of kernels with mma.sync: sm80, tf32 and fp32. They are the same kernels with elements of 16
+// and 32 bits, and with products of floats on CUDA cores.
 
 namespace flash_attention::plan {
 
-constexpr int mma_small_bytes = 1024;  // a flag, statistics of rows, next to tiles, which are aligned to so much
+constexpr int mma_small_bytes = 1024;  // a flag and statistics of rows; also the alignment of the tiles
 constexpr int mma_backward_warps = 8;
 
 inline std::int64_t mma_tiles(std::int64_t rows, int block) { return (rows + block - 1) / block; }
@@ -24,21 +24,21 @@ inline std::int64_t mma_tiles(std::int64_t rows, int block) { return (rows + blo
 /// Bytes of a tile::SwizzledTile: panels of 128 bytes a row.
 int swizzled_tile_bytes(const Problem& problem, int rows, std::int64_t columns);
 
-/// Products are those of forward/fp32 and backward/fp32.
+/// Whether products are those of forward/fp32 and backward/fp32.
 bool has_fp32_products(const Problem& problem);
 
-/// What none of them takes, but for the width of heads.
+/// Why none of these families takes the problem, apart from the width of heads.
 std::string reject_mma_problem(const Problem& problem, const DeviceInfo& device, std::int64_t max_dim = 256);
 
 struct MmaForwardTile {
   int block_q, block_kv, num_warps;
 
   int shared_bytes(const Problem& problem) const;
-  /// Why a tile that was requested does not fit; empty where it does.
+  /// Why a requested tile does not fit; empty if it does.
   std::string reject_size(const Problem& problem, const DeviceInfo& device) const;
 };
 
-/// Behind a forward kernel: key masses by mma.sync where it takes the problem, else on CUDA cores.
+/// Adds the key masses after a forward kernel: by mma.sync if possible, otherwise on CUDA cores.
 void add_sm80_key_mass_launch(const Problem& problem, Plan& plan);
 
 Plan lay_out_mma_forward(const Problem& problem, const MmaForwardTile& tile, std::string unit, std::string entry);
@@ -52,7 +52,7 @@ struct MmaBackwardTile {
 std::optional<MmaBackwardTile> first_that_fits(std::initializer_list<MmaBackwardTile> tiles, const Problem& problem,
                                                const DeviceInfo& device);
 
-/// For the kernel of dQ alone: 16 queries a warp.
+/// For the kernel that computes only dQ: 16 queries a warp.
 struct MmaQueryTile {
   static constexpr int block_q = 16 * mma_backward_warps;
   int block_kv;
@@ -68,11 +68,12 @@ struct MmaBackwardNames {
 Plan lay_out_mma_backward(const Problem& problem, const MmaBackwardTile& tile, const MmaQueryTile& queries,
                           const MmaBackwardNames& names);
 
-/// Whether both tiles are there; of dQ's where a kernel makes it alone.
+/// Why a tile is missing; that of dQ only counts if a separate kernel computes dQ.
 std::string reject_mma_backward(const Problem& problem, const DeviceInfo& device,
                                 const std::optional<MmaBackwardTile>& tile, const MmaQueryTile& queries);
 
-/// The rows of a family, which has names, requirements and functions of its own, with what the kernels take.
+/// The two rows of a family. The family has its own names, requirements and functions; the kernels have the same
+/// capabilities.
 std::array<KernelEntry, 2> mma_rows(KernelEntry forward, KernelEntry backward);
 
 }  // namespace flash_attention::plan

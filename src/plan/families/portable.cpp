@@ -125,18 +125,19 @@ void reserve_row_delta(const Problem& problem, Plan& plan) {
 }
 
 void add_delta_launch(const Problem& problem, Plan& plan) {
-  // Only what it reads: fewer kernels to compile.
+  // Only the features that it reads, so that fewer kernels are compiled.
   abi::BackwardConfig config = portable_backward_config(problem);
   const abi::Features all = config.features;
   config.features = row_features(all);
   config.features.entropy = all.entropy;
   config.features.sink = all.entropy && all.sink;
   config.dbias = config.dsink = false;
-  if (!problem.packed) config.head_dim = config.head_dim_v;  // gradients past the last sequence are cleared there
+  // packed: also clears gradients past the last sequence, so it needs these
+  if (!problem.packed) config.head_dim = config.head_dim_v;
   add_launch(
       plan, {.unit = "backward/delta", .entry = "backward_delta", .config = launch_config(config), .block = 32 * num_warps},
       std::max<std::int64_t>(tiles(problem.seq_q) * problem.heads_q * problem.batch,
-                             problem.packed && problem.batch > 0 ? 1 : 0));  // keys in no sequence are cleared there
+                             problem.packed && problem.batch > 0 ? 1 : 0));  // packed: also clears keys in no sequence
   if (!all.key_mass) return;
   abi::BackwardConfig terms = portable_backward_config(problem);
   terms.dbias = terms.dsink = terms.features.dropout = terms.features.sink = terms.features.entropy = false;
@@ -169,7 +170,8 @@ void add_program_and_sink_launches(const Problem& problem, Plan& plan) {
   const abi::BackwardConfig whole = portable_backward_config(problem);
   add_program_gradients(problem, whole, plan);
   if (!whole.dsink) return;
-  abi::BackwardConfig config{.features = {.packed = problem.packed, .seqused_q = problem.seqused_q}};  // all that it reads
+  // the kernel reads nothing else
+  abi::BackwardConfig config{.features = {.packed = problem.packed, .seqused_q = problem.seqused_q}};
   config.dq_mode = abi::DqMode::separate_kernel;
   add_launch(plan,
              {.unit = "backward/delta",

@@ -22,7 +22,7 @@ std::string reject_problem(const Problem& problem, const DeviceInfo& device, std
 
 bool is_wide(const Problem& p) { return std::max(p.head_dim, p.head_dim_v) > 256; }
 
-/// Of heads wider than 256: 16 rows a warp, or two that share O's columns.
+/// For heads wider than 256: 16 rows a warp, or 16 rows for two warps that share O's columns.
 MmaForwardTile wide_tile(const Problem& p, int block_q, int block_kv) {
   return {block_q, block_kv, block_q / 16 * abi::forward_sm80_column_warps(static_cast<int>(p.head_dim_v))};
 }
@@ -32,16 +32,16 @@ bool has_wide_warps(const Request& r) {
   return !r.features.touches_scores() && !r.features.entropy && std::max(r.problem.head_dim, r.problem.head_dim_v) <= 128;
 }
 
-/// SMs of sm_86, sm_89 and sm_120 have 100 KB of shared memory, of which each block takes 1 KB more than it asks for, and a
-/// block may ask for 99 KB.
+/// SMs of sm_86, sm_89 and sm_120 have 100 KB of shared memory. Each block takes 1 KB more than it requests, and may
+/// request 99 KB.
 bool has_little_shared_memory(const DeviceInfo& device) { return device.shared_bytes <= 99 << 10; }
 int blocks_per_small_sm(const Problem& problem, const MmaForwardTile& tile) {
   return (100 << 10) / (tile.shared_bytes(problem) + (1 << 10));
 }
 
-/// 32 rows a warp where so many fit in registers, else 16; fewer rows if there are few queries or little shared memory.
-/// Where that is little, eight warps must fit on an SM all the same: with 32 keys two blocks of four (head dimension 128:
-/// 49 KB each), or one of eight with 128 rows (head dimension 256: 97 KB; 64 x 64 would be four warps).
+/// 32 rows a warp if they fit in registers, otherwise 16; fewer rows if there are few queries or little shared memory.
+/// Even with little shared memory, eight warps must fit on an SM: as two blocks of four with 32 keys (head dimension
+/// 128: 49 KB each), or one block of eight with 128 rows (head dimension 256: 97 KB; 64 x 64 would be four warps).
 MmaForwardTile forward_tile(const Request& r) {
   const Problem& problem = r.problem;
   const DeviceInfo& device = r.device;
@@ -53,7 +53,7 @@ MmaForwardTile forward_tile(const Request& r) {
   const auto fits = [&](const MmaForwardTile& tile) { return tile.shared_bytes(problem) <= device.shared_bytes; };
   if (is_short_for_sm90(r)) return {32, 64, 2};
   if (problem.seq_q <= 64) return small;
-  const bool masked = r.features.has_mask_data();  // known for blocks of 64 keys
+  const bool masked = r.features.has_mask_data();  // the map has blocks of 64 keys
   if (!has_little_shared_memory(device) || masked) return fits(large) ? large : small;
   const auto has_eight_warps = [&](const MmaForwardTile& tile) {
     return fits(tile) && blocks_per_small_sm(problem, tile) * tile.num_warps >= 8;
@@ -61,7 +61,7 @@ MmaForwardTile forward_tile(const Request& r) {
   return has_eight_warps(large) ? large : has_eight_warps(narrow) ? narrow : fits(large) ? large : small;
 }
 
-/// A tile that was requested, with the warps that such a tile has.
+/// A requested tile, with the number of warps that such a tile has.
 MmaForwardTile asked_tile(const Request& r, const TileSize& asked) {
   const auto [block_q, block_kv] = asked;
   if (is_wide(r.problem)) return wide_tile(r.problem, block_q, block_kv);
@@ -104,12 +104,12 @@ std::optional<MmaBackwardTile> backward_tile(const Request& r) {
   const MmaBackwardTile small{64, 64, 2};
   const MmaBackwardTile large = dim <= 64 ? MmaBackwardTile{128, 128, 2} : dim <= 128 ? MmaBackwardTile{64, 128, 2} : small;
   if (r.features.touches_scores()) return first_that_fits({small, {64, 64, 1}}, problem, device);
-  // 99 KB: at head dimension 64 half as many queries with as many keys, so that dQ is added to as seldom.
+  // 99 KB: at head dimension 64, half as many queries with as many keys, so that dQ is added to as seldom.
   const MmaBackwardTile half = dim <= 64 ? MmaBackwardTile{64, 128, 2} : small;
   return first_that_fits({large, half, small, {64, 64, 1}}, problem, device);
 }
 
-/// Tiles that were requested: the gradients of more do not fit in registers.
+/// Why a requested tile is not possible: the gradients of a larger one do not fit in registers.
 std::string reject_backward_tile(const Request& r, const TileSize& asked) {
   const std::int64_t dim = std::max(r.problem.head_dim, r.problem.head_dim_v);
   const auto [block_q, block_kv] = asked;
@@ -148,15 +148,15 @@ Answer plan_backward(const Request& r) {
 
 // dbias ---------------------------------------------------------------------------------------------------------------
 
-/// A tile of dbias and how it is made: BackwardSm80BiasSteps in kernels/backward/sm80_dbias/steps.cuh.
+/// A tile of dbias and its stages: BackwardSm80BiasSteps in kernels/backward/sm80_dbias/steps.cuh.
 struct BiasTile {
   static constexpr int num_stages = 3;  // of 64 columns of queries and of keys
   int block;                            // queries and keys
   int num_warps;
-  int blocks_per_sm;  // that registers are for
+  int blocks_per_sm;  // for which registers are enough
 
   int shared_bytes() const {
-    constexpr int small_bytes = 1024;                       // steps, and what aligns them
+    constexpr int small_bytes = 1024;                       // steps, and the alignment
     const int floats = 3 * 2 * block + block / 32 * block;  // statistics of three steps, sums of warps
     return num_stages * 2 * block * 128 + floats * static_cast<int>(sizeof(float)) + small_bytes;
   }
@@ -166,13 +166,15 @@ struct BiasTile {
   }
 };
 
-/// Large tiles read less: a row of Q or dO once for so many keys. A warp has 32 x 64 elements of one, which takes all
-/// registers: none are left for other options of scores. Small ones, too, where large ones are too few for all SMs.
+/// A large tile reads less: each row of Q or dO once for more keys. In it a warp has 32 x 64 elements, which take all
+/// registers, so none are left for other options of scores. If there are too few large tiles for all SMs, small ones
+/// are used, too.
 BiasTile bias_tile(const Problem& p, const abi::Features& f, const DeviceInfo& device) {
   const BiasTile large{.block = 128, .num_warps = 8, .blocks_per_sm = 1};
   if (f.softcap || f.alibi || f.dropout || f.mask || f.has_tile_map() || f.score_program)
     return {.block = 64, .num_warps = 4, .blocks_per_sm = 2};
-  const bool few = large.count(p) < device.num_sms && !p.invariant;  // whose sums are those of one size
+  // invariant: the order of sums must not depend on the size
+  const bool few = large.count(p) < device.num_sms && !p.invariant;
   if (large.shared_bytes() > device.shared_bytes || few)
     return {.block = 64, .num_warps = 4, .blocks_per_sm = 3};
   return large;

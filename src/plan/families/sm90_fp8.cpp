@@ -21,14 +21,14 @@ struct Tile {
   int num_stages = 2;
 };
 
-/// A thread has 240 registers. S, P and O take block_kv / 2 + block_kv / 8 + head_dim_v / 2 of them; a soft cap, slopes or a
-/// left edge need some more. docs/lab/forward_sm90_fp8.md.
+/// A thread has 240 registers. S, P and O take block_kv / 2 + block_kv / 8 + head_dim_v / 2 of them. A soft cap, slopes
+/// or a left edge need some more. docs/lab/forward_sm90_fp8.md.
 Tile choose_tile(const Request& r) {
   const Problem& p = r.problem;
   const std::int64_t dim = std::max(p.head_dim, p.head_dim_v);
   if (dim > 128) return {128, 64};
-  // Three warpgroups have 160 registers a thread, of which 112 hold S, P and O. H200, 64 columns, TFLOP/s, full / causal, of
-  // 192 x 128 and 128 x 192: 2048 keys 561 / 457 and 500 / 402, 8192 keys 655 / 583 and 581 / 543.
+  // With three warpgroups a thread has 160 registers, of which 112 hold S, P and O. H200, 64 columns, TFLOP/s, full /
+  // causal, of 192 x 128 and 128 x 192: 2048 keys 561 / 457 and 500 / 402, 8192 keys 655 / 583 and 581 / 543.
   const std::int64_t tiles_of_192 = (p.seq_q + 191) / 192 * p.heads_q * p.batch;
   if (dim <= 64 && tiles_of_192 >= r.device.num_sms) return {192, 128};
   if (r.features.softcap || r.features.alibi || r.features.window_left) return {128, 128};
@@ -51,7 +51,7 @@ abi::ForwardConfig config_of(const Problem& p, const Tile& tile) {
   return config;
 }
 
-/// What other kernels take, by name.
+/// The options that other kernels take, by name.
 std::string reject_options(const abi::Features& f) {
   if (f.bias) return "takes no bias";
   if (f.mask) return "takes no boolean mask";
@@ -121,7 +121,8 @@ Answer plan_fp8(const Request& r) {
   return Offer{lay_out(r.problem, r.device, Tile{r.tile->block_q, r.tile->block_kv})};
 }
 
-/// V^T as the first launch leaves it: [places, dim, heads, batch] in boxes of a chunk of places and all columns.
+/// The map of V^T, which the first launch writes: [places, dim, heads, batch] in boxes of a chunk of places and all
+/// columns.
 MapLayout transposed_map(int slot, const Problem& p, const Plan& plan) {
   const std::int64_t places = abi::transposed_places(p.packed, p.batch, p.seq_kv, p.total_kv, plan.block_kv);
   const auto chunk = static_cast<std::uint32_t>(abi::forward_sm90_fp8_v_chunk(plan.block_kv));

@@ -13,7 +13,8 @@
 namespace flash_attention::plan {
 namespace {
 
-// Shared memory of the rungs, as their SharedStorage has it: bytes of a block that computes with rows of head_dim elements.
+// Shared memory of the rungs, the size of their SharedStorage: bytes of a block that computes with rows of head_dim
+// elements.
 
 constexpr int float_bytes = 4, half_bytes = 2;
 

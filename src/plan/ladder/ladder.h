@@ -17,10 +17,10 @@ struct Rung {
   int num_warps = 0;
   int num_stages = 1;
   int min_blocks_per_sm = 1;
-  bool wgmma = false;       // which sm_90 alone has
-  bool tma = false;         // copies by TMA: the planner makes tensor maps, the strides must suit them
+  bool wgmma = false;       // which only sm_90 has
+  bool tma = false;         // copies by TMA: the planner makes tensor maps, and strides must suit them
   bool narrow = false;      // Q, K and V in 8 bits, V transposed by a first launch
-  bool persistent = false;  // one block for each SM, which takes its tiles one after another
+  bool persistent = false;  // one block for each SM, which processes several tiles one after another
 
   /// For a block that computes with rows of head_dim elements; null: none.
   int (*shared_bytes)(const Rung& rung, int head_dim) = nullptr;
@@ -28,7 +28,7 @@ struct Rung {
   void (*add_launches)(const Rung& rung, const Problem& problem, Plan& plan) = nullptr;
 };
 
-/// In the order in which they are climbed: forward, then backward.
+/// The rungs in order: forward, then backward.
 std::span<const Rung> rungs();
 
 /// Its file below kernels/, without the ending: "ladder/06_mma", "ladder/backward/b0_naive".
@@ -45,7 +45,7 @@ void add_split_launches(const Rung& rung, const Problem& problem, Plan& plan);
 /// The launches of a backward rung: delta (in the layout of lse), dq, dkv.
 void add_backward_launches(const Rung& rung, const Problem& problem, Plan& plan);
 
-/// Why no rung takes the problem; empty where all do. What one rung needs in addition is in its row.
+/// Why no rung takes the problem; empty if every rung might. A rung's own requirements are in its row.
 std::string reject_for_all_rungs(const Request& request);
 
 }  // namespace flash_attention::plan

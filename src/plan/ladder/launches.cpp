@@ -1,4 +1,4 @@
-// The launches of a rung that has more than one, and of every backward rung.
+// The launches of rungs with more than one launch, and of every backward rung.
 
 #include <algorithm>
 #include <utility>
@@ -35,7 +35,7 @@ Launch forward_launch(const Rung& rung, const Problem& problem, std::string entr
           .min_blocks_per_sm = rung.min_blocks_per_sm};
 }
 
-/// The workspace is S, then P in its place, fp32 [batch, heads_q, seq_q, seq_kv]. A block computes block_kv elements
+/// The workspace is S, later overwritten by P, fp32 [batch, heads_q, seq_q, seq_kv]. A block computes block_kv elements
 /// of a row of S, block_q rows of P, or a row of O.
 void add_standard_launches(const Rung& rung, const Problem& problem, Plan& plan) {
   const std::int64_t rows = problem.batch * problem.heads_q * problem.seq_q;
@@ -58,8 +58,8 @@ void add_narrow_launches(const Rung& rung, const Problem& problem, Plan& plan) {
              problem.batch * problem.heads_q * ceil_div(problem.seq_q, rung.block_q));
 }
 
-/// So many parts of the keys that there are two blocks for each SM of a large GPU. The workspace has the
-/// parts' outputs, fp32, and their lse. The second launch merges them, a warp a row.
+/// Splits the keys into as many parts as give two blocks for each SM of a large GPU. The workspace has the parts'
+/// outputs, fp32, and their lse. The second launch merges them, a warp a row.
 void add_split_launches(const Rung& rung, const Problem& problem, Plan& plan) {
   constexpr std::int64_t enough_blocks = 264;
   const std::int64_t blocks = problem.batch * problem.heads_q * ceil_div(problem.seq_q, rung.block_q);

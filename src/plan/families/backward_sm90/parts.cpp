@@ -1,5 +1,5 @@
-// backward/sm90 block by block: the launches of a pass, one part at a time, on one workspace. A block finds its rows there
-// at an offset, so the kernels are those of a whole pass.
+// backward/sm90 block by block: the launches of a pass, one part at a time, on one workspace. A block finds its rows
+// there at an offset, so the kernels are the same as for a whole pass.
 #include <algorithm>
 
 #include "abi/backward_sm90.h"
@@ -13,7 +13,7 @@ namespace {
 using PartKind = BackwardPart::Kind;
 using Region = abi::BackwardSm90Region;
 
-constexpr int max_blocks = 256;                              // each has its own counters of tasks
+constexpr int max_blocks = 256;                              // each has separate counters of tasks
 constexpr std::int64_t counters = 2 * sizeof(std::int32_t);  // of a block
 
 PartKind kind_of(const Launch& launch) {
@@ -22,7 +22,7 @@ PartKind kind_of(const Launch& launch) {
   return converts ? PartKind::dq : PartKind::block;
 }
 
-/// Whether blocks may add to dQ in any order, from zero on.
+/// Whether blocks may add to dQ in any order, beginning with zeros.
 bool adds_to_dq(const Plan& plan) {
   const bool sums = std::any_of(plan.launches.begin(), plan.launches.end(),
                                 [](const Launch& launch) { return kind_of(launch) == PartKind::dq; });
@@ -39,19 +39,19 @@ std::string reject_part(const Request& r, const Plan& plan) {
     return "few key heads: their groups are split between tasks";
   const std::int64_t end = part.first + p.seq_q;
   if (end > part.rows || (!is_block && p.seq_q != part.rows)) return "the problem has other rows than the part";
-  // Tiles are added as a whole: they must not reach into rows behind the block.
+  // Tiles are added as a whole, so they must not reach into rows after the block.
   if (part.first % tile_rows != 0 || (end % tile_rows != 0 && end != part.rows)) return "blocks are tiles of 64 rows";
   return part.number < max_blocks ? "" : "a pass has at most 256 blocks";
 }
 
-/// Where the part is in the workspace that all parts share, and its launches.
+/// Selects the part's place in the workspace that all parts share, and its launches.
 Plan cut_out(const Problem& p, Plan plan, const BackwardPart& part) {
   std::erase_if(plan.launches, [&](const Launch& launch) { return kind_of(launch) != part.kind; });
   plan.shared_rows = part.rows;
   plan.workspace_bytes = 0;
   const std::int64_t rows = sm90_padded_rows(part.rows, 1) * p.heads_q, row_bytes = (p.head_dim + 31) / 32 * 32 * 4;
   reserve(plan, Region::tasks, max_blocks * counters);
-  reserve(plan, Region::lse2, (rows + rows / tile_rows + 1) * 4);  // and what is in doubt
+  reserve(plan, Region::lse2, (rows + rows / tile_rows + 1) * 4);  // and the flags of rows that may not be finite
   reserve(plan, Region::delta, rows * 4);
   reserve(plan, Region::dQ, rows * row_bytes);
   const bool by_product = offset_of(plan, Region::parts) != 0;

@@ -15,7 +15,7 @@
 namespace flash_attention::plan {
 namespace {
 
-/// Heads whose gradients are made by two warpgroups with half of the columns each:
+/// Whether heads are so wide that two warpgroups compute their gradients, half of the columns each:
 /// kernels/backward/sm90/columns/kernel.cuh.
 bool is_split_by_columns(const Problem& p) { return std::max(p.head_dim, p.head_dim_v) > 256; }
 
@@ -26,7 +26,7 @@ std::string reject_backward(const Request& r) {
   if (!reason.empty()) return reason;
   if (std::max(p.head_dim, p.head_dim_v) > 512) return "needs head dimensions up to 512";
   if (is_split_by_columns(p) && p.invariant) return "gives no invariant bits with heads wider than 256";
-  // Found by repeated random problems on an H200, not by the emulator: docs/lab/masks.md.
+  // Found by random problems, repeated on an H200; the emulator does not show it: docs/lab/masks.md.
   if (std::max(p.head_dim, p.head_dim_v) > 128 && r.features.has_mask_data()) return "takes no masks of heads wider than 128";
   for (const Strides& strides : {p.dq_strides, p.dk_strides, p.dv_strides}) {
     if (strides.batch % 2 != 0 || strides.seq % 2 != 0 || strides.head % 2 != 0) return "gradients need even strides";
@@ -34,16 +34,19 @@ std::string reject_backward(const Request& r) {
   return "";
 }
 
-/// Whether the launches around the tiles take a few microseconds, as long as SMs take to divide their memory anew. Longer
-/// ones have many loads in flight, and want room for them in L1 (docs/lab/backward_sm90.md).
+/// Whether the launches around the main loop take only a few microseconds, about as long as SMs take to change the
+/// division of their memory. Longer launches have many loads in flight, and need room for them in L1
+/// (docs/lab/backward_sm90.md).
 bool are_launches_short(const Problem& p, const DeviceInfo& device) {
-  const std::int64_t row_bytes = 4 * std::max(p.head_dim, p.head_dim_v);  // of sums of dQ; as much of O and dO is read
+  // of sums of dQ; as many bytes of O and dO are read
+  const std::int64_t row_bytes = 4 * std::max(p.head_dim, p.head_dim_v);
   return 2 * p.total_q * p.heads_q * row_bytes <= device.l2_bytes;
 }
 
-/// Whether lse and delta are subtracted by the tensor cores: where scores are plain and sums of dQ are in memory, as far as
-/// that has been timed (docs/lab/backward_sm90.md). Parts of a pass agree, whatever lengths and window a block has. A row
-/// past the last query has half of what float16 or bfloat16 can be for lse / scale, which must make its probabilities 0.
+/// Whether the tensor cores subtract lse and delta: if scores are plain and sums of dQ are in memory, for the cases
+/// that have been timed (docs/lab/backward_sm90.md). All parts of a pass agree, whatever the lengths and the window of
+/// a block. A row past the last query has half of the largest float16 or bfloat16 as lse / scale, which must make its
+/// probabilities 0.
 bool takes_statistics_by_product(const Problem& p, const abi::BackwardConfig& config, bool whole) {
   const bool sums_dq = config.dq_mode == abi::DqMode::atomic || config.dq_mode == abi::DqMode::ordered;
   const bool timed = std::min(p.head_dim, p.head_dim_v) >= 64 && !p.packed && !p.seqused_q && !config.key_sums &&
@@ -56,7 +59,7 @@ std::int64_t padded_rows(const Problem& p) { return sm90_padded_rows(p.total_q, 
 
 void reserve_floats(Plan& plan, abi::BackwardSm90Region region, std::int64_t floats) { reserve(plan, region, floats * 4); }
 
-/// Where keys are hidden from queries with which they are multiplied: kernels/backward/sm90/repair.cuh.
+/// Whether keys may be hidden from queries that multiply them: kernels/backward/sm90/repair.cuh.
 bool may_need_repair(const abi::Features& f) {
   return f.hides_keys() || f.dropout || f.key_lengths || f.seqused_kv;
 }
@@ -68,14 +71,15 @@ std::int64_t repair_blocks(const Problem& p, const DeviceInfo& device) {
   return std::min<std::int64_t>(blocks, 8LL * device.num_sms);
 }
 
-/// The configuration of a launch that makes scores. Whether a tile is far below the soft cap, the rows beside decide.
+/// The configuration of a launch that computes scores. The test for a soft cap depends on neighbouring rows, so
+/// invariant bits do without it.
 LaunchConfig looped(abi::BackwardConfig config, bool invariant) {
   config.loop = choose_loop(config);
   if (invariant) config.loop.tests_cap = false;
   return launch_config(config);
 }
 
-/// The launches of dV, dK and dQ, each with as many stages as fit.
+/// Adds the launches of dV, dK and dQ, each with as many stages as fit.
 void add_column_launches(const Problem& p, const DeviceInfo& device, abi::BackwardConfig config, Plan& plan) {
   constexpr int cluster = abi::backward_sm90_columns_cluster;
   const auto add = [&](const char* entry, bool has_dP, std::int64_t tasks) {
@@ -97,7 +101,7 @@ void add_column_launches(const Problem& p, const DeviceInfo& device, abi::Backwa
   add("backward_sm90_columns_dq", true, ceil_div(p.seq_q, cluster * tile_rows) * p.heads_q * p.batch);
 }
 
-/// What the kernels around the tiles are compiled for.
+/// The configuration of the kernels around the main loop.
 LaunchConfig row_config(abi::BackwardConfig config) {
   config.features = row_features(config.features);
   config.num_warps = 4, config.num_stages = 1, config.interleave_heads = false;
@@ -140,7 +144,7 @@ Plan lay_out_sm90_backward(const Request& r, bool whole, const BackwardSm90Struc
   const Problem& p = r.problem;
   const DeviceInfo& device = r.device;
   const abi::Features& f = r.features;
-  // Wide kernels go over all tiles: a map would tell them of fewer steps than they count tiles by.
+  // Wide kernels go over all tiles: with a map they would have fewer steps than they count tiles.
   abi::BackwardConfig config{.features = structure.wide ? f : with_map(f),
                              .head_dim = static_cast<int>(p.head_dim),
                              .head_dim_v = static_cast<int>(p.head_dim_v),
@@ -160,12 +164,12 @@ Plan lay_out_sm90_backward(const Request& r, bool whole, const BackwardSm90Struc
   config.statistics_by_product = !p.invariant && takes_statistics_by_product(p, config, whole);
   config.mask_bits = whole && has_mask_bits(p, config);
 
-  // dbias and dsink are made by kernels of other families, which take delta in the layout of lse.
+  // Kernels of other families compute dbias and dsink. They read delta in the layout of lse.
   const bool portable_parts = f.bias || f.sink || p.program_gradients != 0;
   if (portable_parts) reserve_row_delta(p, plan);
   const std::int64_t rows = padded_rows(p) * p.heads_q;
   using Region = abi::BackwardSm90Region;
-  reserve_floats(plan, Region::lse2, rows + rows / tile_rows + 1);  // and what is in doubt
+  reserve_floats(plan, Region::lse2, rows + rows / tile_rows + 1);  // and the flags of rows that may not be finite
   reserve_floats(plan, Region::delta, rows);
   if (config.statistics_by_product) reserve(plan, Region::parts, rows * abi::backward_sm90_parts_row_bytes);
   reserve_floats(plan, Region::tasks, 2);
@@ -186,7 +190,8 @@ Plan lay_out_sm90_backward(const Request& r, bool whole, const BackwardSm90Struc
   const std::int64_t key_tiles =
       (ceil_div(p.seq_kv, config.block_kv) + first_parts - 1) * p.heads_kv * p.batch * plan.num_splits;
   const LaunchConfig source = looped(config, p.invariant), row_source = row_config(config);
-  const LaunchConfig& prepare_source = config.dq_mode == abi::DqMode::ordered ? source : row_source;  // order: by the mask
+  // the order depends on the mask
+  const LaunchConfig& prepare_source = config.dq_mode == abi::DqMode::ordered ? source : row_source;
   if (!direct) {
     add_launch(plan,
                {.unit = "backward/sm90/prepare", .entry = "backward_sm90_prepare", .config = prepare_source, .block = 128},
@@ -233,7 +238,7 @@ Plan lay_out_sm90_backward(const Request& r, bool whole, const BackwardSm90Struc
                ceil_div(p.seq_kv, tile_rows) * p.heads_kv * p.batch);
   }
   const bool converts = !separate_dq && !direct, repairs = !direct && may_need_repair(f);
-  // In parts of a pass, dQ is converted by another part than the one that repairs.
+  // In parts of a pass, one part converts dQ and another repairs.
   const bool together = converts && repairs && whole;
   if (converts && !together) {
     add_launch(plan,
@@ -261,7 +266,7 @@ Plan lay_out_sm90_backward(const Request& r, bool whole, const BackwardSm90Struc
 
 namespace {
 
-/// A structure with a tile that was requested, or why there is none.
+/// A structure with the requested tile, or why there is none.
 std::string reject_tile(const Request& r, const BackwardSm90Structure& own, const TileSize& asked) {
   const std::int64_t dim = std::max(r.problem.head_dim, r.problem.head_dim_v);
   if (asked.block_q != tile_rows || (asked.block_kv != 2 * tile_rows && asked.block_kv != 3 * tile_rows))

@@ -7,18 +7,18 @@
 namespace flash_attention::plan {
 namespace {
 
-/// Whether tasks can accumulate into dQ in order without waiting long for each other. Under a causal mask they come one
-/// after another. Else those of a head begin together, and each waits until the one before is a step ahead: as many steps
-/// as a head has tiles of keys, which must be few of all that an SM works on.
+/// Whether tasks can accumulate into dQ in order without long waits. Under a causal mask they reach a query tile one
+/// after another. Otherwise all tasks of a head begin together, and each waits until the one before is a step ahead.
+/// The last one waits as many steps as a head has tiles of keys, so these must be few compared with the work of an SM.
 bool can_be_ordered(const Request& r) {
   const Problem& p = r.problem;
   if (r.features.window_right && p.seq_q >= p.seq_kv) return true;
   return ceil_div(p.total_q, tile_rows) * p.heads_q >= 10 * r.device.num_sms;
 }
 
-/// The first one who adds to dQ can store instead, if it is known who is the first: the sums need not be zeroed. That is
-/// worth about 64 / length of the time. What it costs is the order of the tasks, the longest ones last under a causal mask:
-/// about 0.6 of an SM's mean task. In a window all tasks are alike.
+/// If it is known which block is the first to add to dQ, that block can store instead, and the sums need not be zeroed.
+/// That gains about 64 / length of the time. It costs the order of the tasks: under a causal mask the longest tasks are
+/// last, about 0.6 of an SM's mean task. In a window all tasks have the same length.
 bool gains_by_order(const Request& r, std::int64_t block_kv) {
   const Problem& p = r.problem;
   const abi::Features& f = r.features;
@@ -29,8 +29,8 @@ bool gains_by_order(const Request& r, std::int64_t block_kv) {
   return tasks * 100 >= p.total_kv / std::max<std::int64_t>(p.batch, 1) * sms;
 }
 
-/// Whether one tile has all keys of a head, and every query sees some of them: a task then does all that its head needs. It
-/// prepares its own queries, one tile after another, which must be few.
+/// Whether one tile has all keys of a head, and every query sees some of them. Then a task does all the work of its
+/// head. It prepares its own queries, one tile after another, so these must be few.
 bool can_be_direct(const Request& r) {
   const Problem& p = r.problem;
   const abi::Features& f = r.features;
@@ -59,7 +59,7 @@ BackwardSm90Structure choose_backward_sm90_structure(const Request& r, bool whol
   const bool light = !f.bias && !f.score_program;
   const int light_options = int{f.softcap} + int{f.alibi} + int{f.dropout};
   const bool plain = light && !chooses_steps(f) && light_options == 0;
-  // Where bits are invariant, what follows from lengths must not decide: all problems count as if they had some.
+  // If bits are invariant, lengths must not decide anything: every problem counts as if it had some.
   const bool has_lengths = f.packed || f.seqused_q || f.seqused_kv || p.invariant;
   const bool crowded = f.dropout && has_lengths;
   if (dim > 128) return {.wide = true, .dq_mode = abi::DqMode::separate_kernel, .warpgroups = 1, .stages = plain ? 3 : 2};
@@ -67,7 +67,7 @@ BackwardSm90Structure choose_backward_sm90_structure(const Request& r, bool whol
     return {.dq_mode = abi::DqMode::direct, .warpgroups = 2, .stages = dim > 64 ? 2 : 3};
   BackwardSm90Structure structure{.warpgroups = 2, .stages = 2};
   if (dim > 64) {
-    // Other options need the registers that dQ would take, but for a bias of 16 bits or a short program by itself.
+    // Other options need the registers that dQ would take, except a single 16-bit bias or a single short program.
     const bool lengths = has_lengths || f.has_mask_data();
     const bool alone = !f.mask && light_options == 0 && !lengths;
     const bool bias_alone = alone && f.bias && size_of(p.bias.dtype) == 2 && !f.score_program;
@@ -78,7 +78,7 @@ BackwardSm90Structure choose_backward_sm90_structure(const Request& r, bool whol
     const bool program_alone = alone && !f.bias && program.score && is_short && usual;
     if (!(light || bias_alone || program_alone) || crowded) structure.dq_mode = abi::DqMode::separate_kernel;
   } else {
-    // Where they are few, tasks of two are shorter.
+    // If there are few tasks, those of two warpgroups are shorter.
     const bool few = ceil_div(p.seq_kv, 2 * tile_rows) * p.heads_kv * p.batch <= 2 * r.device.num_sms && !p.packed &&
                      p.heads_q == p.heads_kv && !p.invariant;
     structure.warpgroups = has_registers_for_three(f) && !few && !(p.invariant && crowded) ? 3 : 2;
@@ -94,10 +94,10 @@ BackwardSm90Structure choose_backward_sm90_structure(const Request& r, bool whol
   return structure;
 }
 
-/// At head dimension 128 few registers are left. One option that reads no memory has room in addition to dP if statistics
-/// are read late and, but for ALiBi, steps do not overlap. With others, and, but under a causal mask, with sums of dK and
-/// dV, dP is computed after P. For a few steps (of a task that has all keys) pairs are not worth the code, which comes from
-/// memory. Only backward/sm90/two_warpgroups has a choice.
+/// At head dimension 128 few registers are left. One option that reads no memory has room in addition to dP, if
+/// statistics are read late and steps do not overlap; with ALiBi they may overlap. With more options, and without a
+/// causal mask also with sums of dK and dV, dP is computed after P. A task that has all keys has few steps: pairs are
+/// not worth their code, which must be fetched from memory. Only backward/sm90/two_warpgroups has a choice.
 abi::BackwardLoop choose_loop(const abi::BackwardConfig& config) {
   const abi::Features& f = config.features;
   const auto width = [](int dim) { return ceil_div(dim, 32) * 32; };
@@ -124,7 +124,7 @@ abi::BackwardLoop choose_loop(const abi::BackwardConfig& config) {
 bool chooses_steps(const abi::Features& f) { return f.has_mask_data() || f.mask; }
 
 int num_gqa_splits(const Problem& p, const DeviceInfo& device, const abi::BackwardConfig& config) {
-  const bool staged = (p.head_dim_v + 31) / 32 <= (p.head_dim + 31) / 32;  // dV leaves by dQ's staging buffer
+  const bool staged = (p.head_dim_v + 31) / 32 <= (p.head_dim + 31) / 32;  // dV is stored by way of dQ's staging buffer
   if (config.dq_mode == abi::DqMode::separate_kernel || !staged) return 1;
   const abi::Features& f = config.features;
   if (f.touches_scores() && std::max(p.head_dim, p.head_dim_v) > 64) return 1;  // they have taken the registers
@@ -136,13 +136,15 @@ int num_gqa_splits(const Problem& p, const DeviceInfo& device, const abi::Backwa
     while (parts < group && (group % parts != 0 || !enough(tasks * parts))) ++parts;
     return static_cast<int>(parts);
   };
-  // Without a mask all tasks are alike: few SMs must be idle in the last round of them.
+  // Without a mask all tasks have the same length: few SMs may be idle in the last round.
   if (!causal) return divided_until([&](std::int64_t count) { return count * 100 >= ceil_div(count, sms) * sms * 85; });
-  // Under a causal mask the longest tasks have twice the work of the mean. A division costs sums in memory: it begins where
-  // it must, and goes on until SMs end together although, for the sake of L2, one head comes after another.
+  // Under a causal mask the longest tasks have twice the mean work. A split costs sums in memory. So heads are split
+  // only if necessary, and then until SMs end together although, for the sake of L2, one head is processed after
+  // another.
   const int needed = tasks * 10 >= 19 * sms ? 1 : divided_until([&](std::int64_t count) { return count >= 14 * sms; });
-  // The heads of a large group, one after another, are more than L2 holds of all that SMs work on: a task has two of them.
-  // Where tasks are short, or groups have four heads, the sums cost more (docs/lab/backward_sm90.md).
+  // The heads of a large group, one after another, need more than L2 holds for all SMs at the same time. So a task has
+  // two of them. If tasks are short, or groups have four heads, the sums cost more than that gains
+  // (docs/lab/backward_sm90.md).
   constexpr std::int64_t large_group = 8, long_sequence = 2048;
   const bool pays = group >= large_group && group % 2 == 0 && std::min(p.seq_q, p.seq_kv) >= long_sequence &&
                     std::max(p.head_dim, p.head_dim_v) > 64 && !p.packed && !p.deterministic;
@@ -156,8 +158,8 @@ bool interleaves_heads(const Problem& p, const DeviceInfo& device, const abi::Ba
 }
 
 bool splits_first(const Problem& p, const abi::BackwardConfig& config) {
-  // The loop that reads the bytes of a boolean mask is scheduled worse with it at 64 columns: random masks of 8192 on an
-  // H200 fell from 270 to 248 TFLOP/s; at 128 columns they rose from 415 to 420.
+  // At 64 columns this makes the compiler schedule the loop worse that reads the bytes of a boolean mask: random masks
+  // of 8192 on an H200 fell from 270 to 248 TFLOP/s; at 128 columns they rose from 415 to 420.
   if (config.features.mask && std::max(p.head_dim, p.head_dim_v) <= 64) return false;
   return chooses_steps(config.features) && config.dq_mode == abi::DqMode::atomic && !config.key_sums && !p.packed &&
          p.head_dim_v <= p.head_dim;

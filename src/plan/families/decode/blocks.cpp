@@ -8,10 +8,10 @@
 namespace flash_attention::plan {
 namespace {
 
-/// The number of blocks, rounded down by at most a sixteenth so that each has whole items or an equal part of one. Fewer
-/// parts are merged, no block waits for a longer one, and the heads of a sequence are read side by side. 128 of an H200's
-/// 132 SMs read as fast as all: 16 x 32/8 x 8192 takes 132.3 us, before 136.7; 1 x 131072 134.7, 137.6; 256 x 1024 257.0,
-/// 259.7.
+/// The number of blocks, rounded down by at most a sixteenth so that each has whole items or an equal part of one. Then
+/// fewer parts are merged, no block waits for a longer one, and the heads of a sequence are read side by side. 128 of
+/// an H200's 132 SMs read as fast as all: 16 x 32/8 x 8192 takes 132.3 us, before 136.7; 1 x 131072 134.7, 137.6; 256 x
+/// 1024 257.0, 259.7.
 std::int64_t even_blocks(const Problem& problem, const abi::ForwardConfig& config, std::int64_t most) {
   const auto tiles = static_cast<std::int64_t>(decode_tiles(problem, config)), of_item = tiles_of_item(problem, config);
   for (std::int64_t blocks = most; blocks > most - most / 16; --blocks) {
@@ -21,23 +21,24 @@ std::int64_t even_blocks(const Problem& problem, const abi::ForwardConfig& confi
   return most;
 }
 
-/// Whether the items of a block are far apart. Other blocks then read the next heads of the same keys at the same time: 64
-/// x 4096 249.9 us, 251.5 with consecutive ones; 256 x 1024 254.7, 257.0; 128 x 32/32 x 2048 950, 960. All must be whole,
-/// and known.
+/// Whether the items of a block are gridDim.x apart. Other blocks then read the next heads of the same keys at the same
+/// time: 64 x 4096 249.9 us, 251.5 with consecutive ones; 256 x 1024 254.7, 257.0; 128 x 32/32 x 2048 950, 960. All
+/// items must be whole, and their number known.
 bool strides_items(const Problem& problem, const abi::ForwardConfig& config, std::int64_t blocks) {
   const auto tiles = static_cast<std::int64_t>(decode_tiles(problem, config)), of_item = tiles_of_item(problem, config);
   return abi::decode_items_are_alike(config.features) && config.split_tiles == 0 && of_item >= 4 &&
          tiles >= 2 * blocks * of_item && tiles % (blocks * of_item) == 0;
 }
 
-/// Blocks for each item, if items are few and alike or short; 0: shares go on from item to item. One block knows its item
-/// without a look at the others. A cluster must be in one GPC, and some GPCs of an H200 have fewer than 16 SMs: eight
-/// clusters of 16 do not fit, nor 32 of 4, but 64 of 2 do. Half of the SMs read a short context as fast as all, and a
-/// cluster merges in 1.5 us less than memory does: 1 x 64/4 x 16384 takes 20.7 us with 64 blocks, before 25.6 with 128; 1 x
-/// 32/8 x 1024 10.2, 11.7; 1 x 8/1 x 4096 11.3, 12.8. If lengths are on the device, items may differ. Short ones can afford
-/// that: 8 x 32/8 x 1024 in pages of 64 takes 19.7 us, before 21.8, with lengths from 1 to 1024 15.7, 18.9. With one block
-/// an item there is nothing to merge: 8 x 32/8 x 1024 takes 17.7 us, with two 18.0; with 4 queries 17.9, 19.8. Six, of two
-/// an SM: 8 x 64/4 x 8192 at head_dim 64 28.3, 31.4.
+/// The number of blocks for each item, if items are few, and of equal length or short; 0: blocks share all tiles
+/// evenly. With such a number a block knows its item without reading other lengths. A cluster must be in one GPC, and
+/// some GPCs of an H200 have fewer than 16 SMs: eight clusters of 16 do not fit, nor 32 of 4, but 64 of 2 do. Half of
+/// the SMs read a short context as fast as all, and a cluster merges in 1.5 us less than memory does: 1 x 64/4 x 16384
+/// takes 20.7 us with 64 blocks, before 25.6 with 128; 1 x 32/8 x 1024 10.2, 11.7; 1 x 8/1 x 4096 11.3, 12.8. If
+/// lengths are on the device, items may differ in length. Short items can afford that: 8 x 32/8 x 1024 in pages of 64
+/// takes 19.7 us, before 21.8, with lengths from 1 to 1024 15.7, 18.9. With one block an item there is nothing to
+/// merge: 8 x 32/8 x 1024 takes 17.7 us, with two 18.0; with 4 queries 17.9, 19.8. Six, of two an SM: 8 x 64/4 x 8192
+/// at head_dim 64 28.3, 31.4.
 int item_blocks_of(const Problem& problem, const DeviceInfo& device, const abi::ForwardConfig& config, std::int64_t most) {
   const abi::Features& features = config.features;
   const bool lengths = features.seqused_kv || features.key_lengths || features.left_padding;
@@ -51,7 +52,7 @@ int item_blocks_of(const Problem& problem, const DeviceInfo& device, const abi::
   if (!two_an_sm && tiles <= short_share && items <= most && 9 * items >= 4 * most) return 1;
   for (const std::int64_t size : {16, 8, 6, 4, 2, 1}) {
     const bool fits = size <= tiles && items * size <= (size <= 2 ? most : most * 3 / 4);
-    const bool fill = size != 6 && items * size * 16 >= most * 15;  // the GPU
+    const bool fill = size != 6 && items * size * 16 >= most * 15;  // fill the GPU
     const bool few = size == 6 && two_an_sm && tiles <= 2 * short_share * size && 2 * items * size >= most;
     if (fits && ((!lengths_differ && (fill || few)) || (size != 6 && tiles <= short_share * size)))
       return static_cast<int>(size);

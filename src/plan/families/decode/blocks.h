@@ -7,8 +7,9 @@
 
 namespace flash_attention::plan {
 
-/// Blocks of the grid and how they go from item to item: `config` gets item_blocks, one_row_tile, read_once, strided_items,
-/// head_grid and tiles_in_flight, `plan` room for parts and its number of splits. 0 if there is no work.
+/// The number of blocks of the grid, and how they share items: sets item_blocks, one_row_tile, read_once,
+/// strided_items, head_grid and tiles_in_flight of `config`, and in `plan` the memory for parts and the number of
+/// splits. Returns 0 if there is no work.
 std::int64_t share_decode_items(const Problem& problem, const DeviceInfo& device, abi::ForwardConfig& config, Plan& plan);
 
 }  // namespace flash_attention::plan

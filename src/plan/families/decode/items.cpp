@@ -9,13 +9,13 @@
 namespace flash_attention::plan {
 namespace {
 
-/// Even, so that parts begin at multiples of 16 bytes.
+/// An even number, so that parts begin at multiples of 16 bytes.
 int part_rows(const Problem& problem, const abi::ForwardConfig& config) {
   if (config.split_tiles == 0) return config.block_q;
   return static_cast<int>(std::min<std::int64_t>(config.block_q, ceil_div(decode_rows(problem), 2) * 2));
 }
 
-/// Parts of each of the two items that a block shares with others.
+/// The number of parts of each of the two items that a block shares with others.
 std::int64_t parts_of_item(const Problem& problem, const abi::ForwardConfig& config, std::int64_t blocks) {
   if (config.split_tiles == 0) return 1;
   const auto share = static_cast<std::int64_t>(decode_tiles(problem, config)) / blocks + 1;
@@ -55,7 +55,7 @@ std::int64_t reserve_decode_parts(const Problem& problem, const abi::ForwardConf
   const auto blocks = static_cast<std::int64_t>(std::min<double>(decode_tiles(problem, config), static_cast<double>(most)));
   plan.num_splits = static_cast<int>(std::max<std::int64_t>(blocks, 1));
   if (blocks == 0) return 0;
-  // decode/merge.cuh. Nothing of it needs to be set before the launch.
+  // decode/merge.cuh. None of it has to be initialised before the launch.
   using Region = abi::DecodeRegion;
   reserve(plan, Region::arrivals, blocks * 8);
   const std::int64_t part_bytes = abi::decode_part_bytes(config, part_rows(problem, config));

@@ -19,9 +19,9 @@
 namespace flash_attention::plan {
 namespace {
 
-constexpr std::int64_t max_queries = 16;  // with more, a tile of rows for each query head is as good
+constexpr std::int64_t max_queries = 16;  // with more, one tile of rows for each query head is as good
 
-/// Whatever the sizes are.
+/// The reason that does not depend on sizes.
 std::string reject_kind(const Request& r) {
   const Problem& problem = r.problem;
   if (r.device.arch < 80) return "needs sm_80";
@@ -66,14 +66,14 @@ std::string prefers_prefill(const Problem& problem, const DeviceInfo& device) {
   return "more than " + std::to_string(max_queries) + " queries of a sequence: a tile of rows for each head is faster";
 }
 
-/// Boxes of a tile, or of as many rows as a page has: those begin where the swizzle does.
+/// Whether pages hold whole boxes: of a tile, or of as many rows as a page has. Boxes begin where the swizzle does.
 bool pages_are_boxes(const Problem& problem, int block_kv) {
   const std::int64_t size = problem.page_size;
   return size % block_kv == 0 || (block_kv % size == 0 && size % 8 == 0) || problem.seq_kv <= size;
 }
 
-/// What decode/sm90 does not take of decode/sm80's problems. Its tiles are the same, so that results have the same bits,
-/// loaded by TMA.
+/// Which problems of decode/sm80 decode/sm90 refuses. Both have the same tiles, so results have the same bits;
+/// decode/sm90 loads them by TMA.
 std::string reject_tma(const Problem& problem, const abi::ForwardConfig& config) {
   if (config.block_q > 16 && is_narrow(key_type(config.features))) return "takes at most 16 rows of 8-bit keys at a time";
   if (config.num_warps % 4 != 0) return "needs whole warpgroups";
@@ -85,7 +85,7 @@ std::string reject_tma(const Problem& problem, const abi::ForwardConfig& config)
   return reject_tma_cache(problem);
 }
 
-/// K or V: rows of sequences, or of pages. Elements of 8 bits go in pairs.
+/// The map of K or V: rows of sequences, or of pages. Elements of 8 bits are counted in pairs.
 MapLayout cache_map(int slot, const Problem& p, MapSource source, const Strides& strides, std::int64_t dim, int block_kv) {
   const auto element = static_cast<std::int64_t>(size_of(*p.kv_dtype)), pair = static_cast<std::int64_t>(size_of(p.dtype));
   const auto in_pairs = [&](std::int64_t elements) { return elements * element / pair; };
@@ -192,7 +192,7 @@ std::span<const KernelEntry> decode_kernels() {
 
 std::optional<FixedOrder> fixed_order(const Request& r) {
   if (!r.problem.invariant || !missing_option(decode_kernels()[1], r).empty() || !reject_kind(r).empty()) return {};
-  Request usual = r;  // without a tile that was requested
+  Request usual = r;  // without the requested tile
   usual.tile.reset();
   const std::optional<abi::ForwardConfig> config = choose_decode_tile(usual, false);
   if (!config) return {};

@@ -10,10 +10,10 @@
 namespace flash_attention::plan {
 namespace {
 
-/// The most rows of an item. Sums of wide rows leave no registers for the scores of many. On sm_90, if each SM then has an
-/// item, 16 rows are best: a few tiles of keys are read from L2 once more for each 16 rows. 8 x 64/4 x 1024 with 4 queries
-/// takes 17.2 us, with 32 rows 19.1, with 64 21.6. If few SMs would have an item, 32 rows: 32 x 8/1 x 4096 with 8 queries
-/// 37.4 us, with 64 41.2; but 8 x 32/8 x 4096 with 16 queries 54.4 and 49.2, 64 x 64/4 x 2048 105.5 and 90.2.
+/// The most rows of an item. Sums of wide rows leave few registers for scores. On sm_90, if each SM then has an item,
+/// 16 rows are best: for each 16 rows a few tiles of keys are read from L2 once more. 8 x 64/4 x 1024 with 4 queries
+/// takes 17.2 us, with 32 rows 19.1, with 64 21.6. If few SMs would have an item, 32 rows: 32 x 8/1 x 4096 with 8
+/// queries 37.4 us, with 64 41.2; but 8 x 32/8 x 4096 with 16 queries 54.4 and 49.2, 64 x 64/4 x 2048 105.5 and 90.2.
 std::int64_t max_rows(const Problem& problem, const DeviceInfo& device) {
   constexpr std::int64_t tile_keys = 128, most = 64;
   if (problem.head_dim_v > 128) return 16;
@@ -24,7 +24,7 @@ std::int64_t max_rows(const Problem& problem, const DeviceInfo& device) {
 }
 
 int block_q_of(const Problem& problem, const DeviceInfo& device) {
-  if (problem.invariant) return 16;  // sums of more rows find no registers in the fixed order
+  if (problem.invariant) return 16;  // in the fixed order there are no registers for the sums of more rows
   const std::int64_t most = max_rows(problem, device);
   for (const int rows : {8, 16, 32}) {
     if (rows_of_item(problem) <= rows || rows == most) return rows;
@@ -38,18 +38,20 @@ struct Tile {
   int max_bytes;  // of all stages
 };
 
-/// As many stages as shared memory holds, but no more than keep the memory busy.
+/// As many stages as fit in shared memory, but no more than needed to keep the memory busy.
 int stages_of(abi::ForwardConfig config, int shared_bytes, int max_bytes) {
   config.num_stages = 0;
   const abi::DecodeLayout layout(config);
   return std::min(shared_bytes - layout.shared_bytes, max_bytes) / layout.stage_bytes;
 }
 
-/// Keys of a segment of the fixed order: the end of one costs as much as some tiles, of narrow heads more of them.
+/// Keys of a segment of the fixed order. The end of a segment costs as much as some tiles; with narrow heads, as more
+/// of them.
 int segment_keys(const Problem& problem) { return problem.head_dim + problem.head_dim_v <= 128 ? 2048 : 1024; }
 
-/// Keys that raise the maximum together in the fixed order, on GPUs that have forward/sm90: as many as its registers take.
-/// The window is none of the options: it changes from call to call, where a caller leaves it out because it hides nothing.
+/// Keys that raise the maximum together in the fixed order, on GPUs that have forward/sm90: as many as its registers
+/// allow. A window does not count as an option here, because a caller may leave it out in a call in which it hides
+/// nothing.
 int ordered_keys(const Problem& problem, const abi::Features& f) {
   const std::int64_t dim = std::max(problem.head_dim, problem.head_dim_v);
   const int options = int{f.bias} + int{f.mask} + int{f.softcap} + int{f.alibi};
@@ -58,7 +60,7 @@ int ordered_keys(const Problem& problem, const abi::Features& f) {
   return options > 1 || f.bias || f.mask ? 64 : 128;
 }
 
-/// Items, if the rows that may share one fit in it.
+/// The number of items, if the rows that may share one fit in it.
 std::int64_t num_items(const Problem& problem) {
   return problem.batch * problem.heads_kv * (problem.key_list.kind == KeyListKind::none ? 1 : problem.seq_q);
 }
@@ -72,13 +74,13 @@ bool has_long_runs(const Problem& problem, const DeviceInfo& device) {
   return keys >= long_keys && keys * num_items(problem) >= long_run * device.num_sms;
 }
 
-/// Items of 128 keys at most, several for each SM.
+/// Whether items have at most 128 keys, and each SM has several.
 bool has_short_items(const Problem& problem, const DeviceInfo& device) {
   return keys_of_item(problem) <= 128 && num_items(problem) >= 2 * device.num_sms;
 }
 
-/// An item or more for each SM: few are split. Otherwise a warp's rows are merged one after the other, and eight warps are
-/// better (1 x 64/4 x 16384: 25.3 us, 29.6 with four).
+/// Whether each SM has an item or more. If not, few items are split, and a warp's rows are merged one after another:
+/// then eight warps are better (1 x 64/4 x 16384: 25.3 us, 29.6 with four).
 bool has_whole_items(const Problem& problem, const DeviceInfo& device) {
   return num_items(problem) >= device.num_sms - device.num_sms / 16;
 }
@@ -101,7 +103,8 @@ std::optional<abi::ForwardConfig> configure(const Request& request, bool produce
                             .producer_warp = producer_warp};
   const std::int64_t dims = problem.head_dim + problem.head_dim_v;
   const bool narrow = dims <= 128 && block_q <= 16, usual = dims > 128 && dims <= 256;
-  // What follows was measured on sm_90. With options few registers are left, and invariant bits have one way for all sizes.
+  // The following was measured on sm_90. With options few registers are left, and invariant bits need one way for all
+  // sizes.
   const abi::Features& features = config.features;
   const bool free =
       usual && device.arch == 90 && !features.softcap && !features.bias && !features.alibi && !problem.invariant;
@@ -123,7 +126,7 @@ std::optional<abi::ForwardConfig> configure(const Request& request, bool produce
     if (config.num_warps == 1) continue;
     config.key_groups = long_runs && tile.num_warps == 8 ? 2 : 1;
     if (config.block_kv / abi::DecodeLayout(config).tile_warps > max_scores) continue;
-    // 8-bit keys have the tile of 16-bit ones, so that results have the same bits, and up to twice as many stages.
+    // 8-bit keys have the tile of 16-bit keys, so that results have the same bits, and up to twice as many stages.
     abi::ForwardConfig wide = config;
     wide.features.kv_dtype = wide.features.dtype;
     wide.features.token_scales = false;

@@ -9,8 +9,8 @@
 
 namespace flash_attention::plan {
 
-/// With as many rows as there are, or as few as fit; none where shared memory is too small. producer_warp: keys come by
-/// TMA.
+/// A tile with as many rows as there are, or as fit; none if shared memory is too small. producer_warp: TMA loads the
+/// keys.
 std::optional<abi::ForwardConfig> choose_decode_tile(const Request& request, bool producer_warp);
 
 }  // namespace flash_attention::plan

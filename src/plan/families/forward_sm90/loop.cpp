@@ -1,4 +1,4 @@
-// What forward/sm90 spends its registers on. docs/lab/forward_sm90.md and docs/lab/masks.md have the measurements.
+// How forward/sm90 uses its registers. docs/lab/forward_sm90.md and docs/lab/masks.md have the measurements.
 #include "abi/forward_sm90.h"
 #include "plan/families/sm90.h"
 
@@ -7,14 +7,14 @@ namespace {
 
 bool is_wide(const abi::ForwardConfig& config) { return abi::forward_sm90_is_wide(config.head_dim, config.head_dim_v); }
 
-/// Keys before the first visible one are hidden, by a window or as padding.
+/// Whether keys before the first visible one are hidden, by a window or as padding.
 bool has_left_edge(const abi::Features& f) { return f.window_left || f.left_padding; }
 
-/// The kernel reads words of masks and does nothing else to scores.
+/// Whether the kernel only reads words of masks and does nothing else to scores.
 bool reads_words_alone(const abi::Features& f) { return f.precomputed_mask_bits && !f.modifies_scores() && !f.dropout; }
 
-/// Q stays in registers if all of it fits in addition to S, P and O. Read from shared memory for every block it
-/// would be a quarter of what the products read, and they nearly use up what shared memory gives.
+/// Q stays in registers if all of it fits in addition to S, P and O. If it were read from shared memory for every
+/// block, it would be a quarter of the products' reads, which nearly use up the bandwidth of shared memory.
 bool holds_queries(const abi::ForwardConfig& config) {
   const int width_v = (config.head_dim_v + 31) / 32 * 32, steps = (config.head_dim + 15) / 16;
   const int free = abi::forward_sm90_registers(config).attend - (config.block_kv * 3 / 4 + width_v / 2 + 4 * steps);
@@ -22,15 +22,16 @@ bool holds_queries(const abi::ForwardConfig& config) {
   return reads_words_alone(config.features) ? free >= 32 : !config.features.touches_scores() && free >= 40;
 }
 
-/// With a wide O a block's products take so long that the warpgroups need no order; under a window a tile ends before they
-/// are worth it.
+/// With a wide O the products of a block take so long that the warpgroups need no order. Under a window a tile ends
+/// before an order pays.
 bool has_pingpong(const abi::ForwardConfig& config) {
   return abi::forward_sm90_warpgroups(config) > 1 && !is_wide(config) && config.head_dim_v <= 128 &&
          !(config.features.window_left && config.head_dim_v > 64);
 }
 
-/// A branch that differs between lanes takes all that follows out of the uniform registers, and wgmma wants its descriptors
-/// there. A vote keeps the lanes together; it needs registers that some configurations do not have: they shuffle instead.
+/// If a branch differs between lanes, all numbers after it leave the uniform registers, and wgmma needs its descriptors
+/// there. A vote keeps the lanes together. It needs registers that some configurations do not have: these shuffle
+/// instead.
 bool is_uniform_by_vote(const abi::ForwardConfig& config) {
   const abi::Features& f = config.features;
   if (abi::forward_sm90_is_crowded(config)) return false;
@@ -41,8 +42,8 @@ bool is_uniform_by_vote(const abi::ForwardConfig& config) {
 
 }  // namespace
 
-/// With ALiBi, and a program may be like it, the nearest keys weigh most: they have to come first, to give the reference.
-/// So they do with a left edge, which then is tested after the interior, on one side only.
+/// With ALiBi, and perhaps with a program, the nearest keys weigh most, so they must come first and give the reference.
+/// So they must with a left edge: its blocks are then tested after the interior, on one side only.
 abi::KeyOrder choose_key_order(const abi::ForwardConfig& config) {
   const abi::Features& f = config.features;
   if (abi::has_fixed_order(config)) return abi::KeyOrder::forwards;
@@ -52,13 +53,14 @@ abi::KeyOrder choose_key_order(const abi::ForwardConfig& config) {
   return seen_both_ways ? abi::KeyOrder::from_diagonal : abi::KeyOrder::backwards;
 }
 
-/// Masks that choose their tiles come as words of bits. Blocks, and hidden rows of two numbers a key, are tested by the
-/// warpgroups where they are by themselves.
+/// Masks that choose tiles are read as words of bits. But if blocks, or hidden rows of two numbers a key, are the only
+/// mask, the warpgroups test them.
 abi::MaskWords choose_mask_words(const abi::ForwardConfig& config) {
   const abi::Features& f = config.features;
   const bool spills = f.softcap && f.bias && f.alibi && f.dropout;  // with words, 8 bytes at head_dim 128
   const bool from_rows = f.hidden_bounds == 1 || f.hidden_bounds == 4;
-  const bool rows = config.block_q == 128 || (config.block_q == 64 && f.precomputed_mask_bits);  // one warpgroup makes none
+  // one warpgroup alone makes no words
+  const bool rows = config.block_q == 128 || (config.block_q == 64 && f.precomputed_mask_bits);
   if (!(f.mask_program || f.mask_map || f.precomputed_mask_bits || from_rows) || !rows || is_wide(config) || spills)
     return abi::MaskWords::none;
   return f.precomputed_mask_bits ? abi::MaskWords::given : abi::MaskWords::own;
@@ -73,9 +75,9 @@ abi::ForwardLoop choose_loop(const abi::ForwardConfig& given) {
           .pingpong = has_pingpong(config),
           .holds_queries = holds_queries(config),
           .uniform_by_vote = is_uniform_by_vote(config),
-          // Each copy of a program of scores would take its time to compile.
+          // Each copy of a program of scores takes long to compile.
           .keeps_tested = config.loop.mask_words != abi::MaskWords::none && !f.score_program,
-          // Beside options a warpgroup has no registers to skip; with bytes a random mask lost 6 to 22 %.
+          // With options a warpgroup has no registers to skip blocks; with bytes a random mask lost 6 to 22 %.
           .skips_listed = !f.modifies_scores() && !f.dropout && !f.mask};
 }
 

@@ -19,7 +19,7 @@ namespace flash_attention::plan {
 
 namespace {
 
-/// Rows of a tensor, or of the pages of one. Dimensions of one need no stride.
+/// Rows of a tensor, or of its pages. Dimensions of size one need no stride.
 struct Sizes {
   std::int64_t rows, heads, batch;
 };
@@ -86,7 +86,7 @@ bool has_bias_boxes(const Request& r) {
 
 namespace {
 
-/// Keys of a box of K: of the largest one that divides a page and what a block of a cluster loads.
+/// Keys of a box of K: the largest box that divides a page and the keys that a block of a cluster loads.
 int page_rows_of(const Problem& p, int block_q, int block_kv) {
   const int cluster = abi::forward_sm90_cluster(static_cast<int>(p.head_dim), static_cast<int>(p.head_dim_v), block_q);
   return rows_of_page_box(p, block_kv / cluster);
@@ -122,7 +122,7 @@ std::string reject_sm90(const Problem& p, const DeviceInfo& device) {
 
 namespace {
 
-/// As many tiles of biases as fit, three at most, in addition to two stages of keys.
+/// As many tiles of biases as fit beside two stages of keys, at most three.
 void add_bias_stages(const Request& r, abi::ForwardConfig& config) {
   if (!has_bias_boxes(r)) return;
   config.num_stages = 2;
@@ -131,10 +131,10 @@ void add_bias_stages(const Request& r, abi::ForwardConfig& config) {
     --config.bias_stages;
 }
 
-/// Two warpgroups attend to 64 rows where heads are wide, else to 64 each.
+/// Wide heads: two warpgroups share 64 rows. Otherwise each warpgroup has 64 rows.
 int warps_of(const Problem& p, int block_q) { return is_wide(p) ? 12 : (block_q / 64 + 1) * 4; }
 
-/// Two blocks with 64 rows each share the keys that they load, if both see all keys from the first on.
+/// Why two blocks with 64 rows each cannot share the keys that they load: both must see all keys from the first on.
 std::string reject_cluster(const abi::Features& f, const Problem& p) {
   const bool from_the_first = !f.window_left && !f.alibi && !f.left_padding && !f.score_program;
   if (!from_the_first || f.has_mask_data() || f.mask || f.packed || p.page_size % (abi::forward_sm90_wide_keys / 2) != 0)
@@ -143,7 +143,7 @@ std::string reject_cluster(const abi::Features& f, const Problem& p) {
   return {};
 }
 
-/// For a requested tile: as many stages as fit, at most four, or nine of the smaller ones of wide heads.
+/// For a requested tile: as many stages as fit, at most four; of the smaller stages of wide heads, at most nine.
 abi::ForwardConfig asked_config(const Request& r, const TileSize& asked, int most_stages = 4) {
   const Problem& p = r.problem;
   const auto [block_q, block_kv] = asked;
@@ -162,8 +162,9 @@ abi::ForwardConfig asked_config(const Request& r, const TileSize& asked, int mos
   return config;
 }
 
-/// A narrow window beside a mask: a tile of 64 queries sees three or four tiles of 64 keys. Small tiles hide fewer computed
-/// scores, and with two blocks of one warpgroup on an SM one ends its tile while the other computes (docs/lab/masks.md).
+/// Whether the problem has a narrow window beside a mask: a tile of 64 queries sees three or four tiles of 64 keys.
+/// Then small tiles compute fewer hidden scores, and with two blocks of one warpgroup on an SM, one ends its tile while
+/// the other computes (docs/lab/masks.md).
 bool sees_few_tiles(const Request& r) {
   const Problem& p = r.problem;
   const abi::Features& f = r.features;
@@ -176,7 +177,7 @@ Sm90Tile choose_tile(const Request& r) {
   const Problem& p = r.problem;
   if (is_wide(p)) {
     const std::int64_t row_tiles = (p.seq_q + 63) / 64;
-    // Few rows are lost. Clusters were slower with pages when that was timed: docs/lab/forward_sm90_wide.md.
+    // Few rows are lost. With pages, clusters were slower when they were timed: docs/lab/forward_sm90_wide.md.
     const bool in_pairs = (row_tiles % 2 == 0 || row_tiles > 8) && p.page_size == 0;
     const int block_q = in_pairs && reject_cluster(r.features, p).empty() ? 128 : 64;
     return {block_q, abi::forward_sm90_wide_keys, asked_config(r, {64, abi::forward_sm90_wide_keys}).num_stages};
@@ -187,7 +188,7 @@ Sm90Tile choose_tile(const Request& r) {
   return choose_sm90_tile(r);
 }
 
-/// The keys of a tile are the order's; with how many queries does not matter.
+/// The keys of a tile are given by the order. The number of queries has no effect on bits.
 Sm90Tile ordered_tile(const Request& r, const FixedOrder& order) {
   const std::int64_t dim = std::max(r.problem.head_dim, r.problem.head_dim_v);
   const abi::Features& f = r.features;
@@ -211,7 +212,7 @@ std::string reject_forward_tile(const Request& r, const TileSize& asked) {
   return asked_config(r, asked).num_stages >= 2 ? "" : "two stages do not fit in shared memory";
 }
 
-/// A stage has all columns of some values; they come from one page.
+/// A stage has all columns of some values, which must be in one page.
 std::string reject_wide_pages(const Problem& p) {
   const int keys = abi::wide_stage_rows(static_cast<int>(p.head_dim_v));
   if (p.page_size % keys == 0) return {};
@@ -223,7 +224,7 @@ std::string reject_forward(const Request& r) {
   const Problem& p = r.problem;
   std::string reason = reject_sm90(p, r.device);
   if (reason.empty() && p.head_dim_v > 512) reason = "needs a head_dim_v up to 512";
-  // Found by repeated random problems on an H200, not by the emulator: docs/lab/masks.md.
+  // Found by random problems, repeated on an H200; the emulator does not show it: docs/lab/masks.md.
   const bool masked = r.features.has_mask_data() || r.features.mask;
   if (reason.empty() && masked && p.page_size != 0) reason = "takes no masks of keys in pages";
   if (reason.empty() && is_wide(p) && p.page_size != 0) reason = reject_wide_pages(p);
@@ -239,7 +240,7 @@ std::string reject_forward(const Request& r) {
   return reason;
 }
 
-/// kernels/forward/sm90/merge.cuh.
+/// Reserves the parts of kernels/forward/sm90/merge.cuh.
 void reserve_parts(const Problem& p, int num_splits, Plan& plan) {
   const std::int64_t heads = num_splits * p.batch * p.heads_q;
   const std::int64_t rows = abi::forward_sm90_part_groups(static_cast<int>(p.seq_q)) * 64;
@@ -261,7 +262,7 @@ void add_merge_launch(const Problem& p, abi::Type dtype, Plan& plan) {
              (warps + config.num_warps - 1) / config.num_warps);
 }
 
-/// order: of the sums, if bits are invariant.
+/// order: the order of sums, if bits are invariant.
 Plan lay_out_forward(const Request& r, const Sm90Tile& tile, const std::optional<FixedOrder>& order) {
   const Problem& p = r.problem;
   const DeviceInfo& device = r.device;
@@ -269,9 +270,10 @@ Plan lay_out_forward(const Request& r, const Sm90Tile& tile, const std::optional
   Plan plan{.block_q = tile.block_q, .block_kv = tile.block_kv};
   plan.maps = forward_sm90_maps(p, tile.block_q, tile.block_kv, has_bias_boxes(r));
   const std::int64_t row_tiles = (p.seq_q + tile.block_q - 1) / tile.block_q;
-  // Under a causal mask row tiles differ in length. Blocks take what is left, the longest first, or, where that costs more
-  // than it gains, a long and a short one as a pair. A block remembers 256 of what it took. Masks that are data or programs
-  // are often causal in parts (prefixes, spans, block diffusion): pairs cost nothing if there are many.
+  // Under a causal mask row tiles differ in length. Blocks take the longest remaining tile by a counter. If that costs
+  // more than it gains, they take a long and a short tile as a pair. A block remembers up to 256 of its tiles. Masks
+  // that are data or programs are often causal in parts (prefixes, spans, block diffusion), and pairs cost nothing if
+  // there are many.
   const bool many = row_tiles * p.heads_q * p.batch >= 7LL * device.num_sms;
   const bool masked = f.has_mask_data() || f.mask;
   const bool splits = tile.num_splits > 1;
@@ -289,18 +291,18 @@ Plan lay_out_forward(const Request& r, const Sm90Tile& tile, const std::optional
                             .split_keys = splits};
   config.features = forward_features(config.features);
   config.loop.mask_words = choose_mask_words(config);
-  // How long the row tiles of a program or a boolean mask are is in no plan: they are taken by the counter, too, however
-  // many there are, so that a program is compiled once for all sizes.
+  // A plan does not know how long the row tiles of a program or a boolean mask are. So these are always taken by the
+  // counter, whatever their number: a program is then compiled once for all sizes.
   const std::int64_t all_tiles = row_tiles * p.heads_q * p.batch, sms = device.num_sms;
   const bool unknown = config.loop.mask_words != abi::MaskWords::none || has_precomputed_mask_bits(p, config);
   const int blocks_per_sm = abi::forward_sm90_blocks_per_sm(config);
   const int cluster = abi::forward_sm90_cluster(config.head_dim, config.head_dim_v, config.block_q);
-  // No pairs if each tile has an SM. Of two row tiles none if all run at once, or if the second is short and blocks take
-  // them in turn. A program is not worth another compilation.
+  // There are no pairs if each tile has an SM; nor with two row tiles, if all run at the same time, or if the second is
+  // short and blocks take the tiles alternately. A program is not worth another compilation.
   const bool apart = all_tiles * cluster <= sms && !f.has_program();
   const bool two =
       row_tiles == 2 && !f.has_program() && (all_tiles * cluster <= blocks_per_sm * sms || p.seq_q % tile.block_q != 0);
-  // The first row tiles of a window are short, too; in the order of the heads blocks end up to a tenth apart.
+  // The first row tiles of a window are short, too. In the order of the heads, blocks would end up to a tenth apart.
   const bool windowed = f.window_left && !masked && row_tiles > 1 && all_tiles >= 4 * sms && !is_wide(p);
   const bool counted = windowed || (imbalanced && tile.block_q == 192 && !apart);
   const bool dynamic_scheduler = unknown || (counted && all_tiles <= 200 * sms);
@@ -333,7 +335,7 @@ Plan lay_out_forward(const Request& r, const Sm90Tile& tile, const std::optional
   return plan;
 }
 
-/// Stages and splits that were requested in addition to a tile.
+/// Why stages and splits that were requested in addition to a tile are not possible.
 std::string reject_stages_and_splits(const Request& r, const Sm90Tile& tile) {
   const Problem& p = r.problem;
   if (is_wide(p)) return "heads wider than 256 have one way";
@@ -352,7 +354,8 @@ Answer plan_forward(const Request& r) {
   if (r.problem.invariant && r.features.has_statistics()) return Refusal{"computes no statistics where bits are invariant"};
   if (r.problem.invariant && !order) return Refusal{"where bits are invariant it takes what decode/sm80 takes"};
   Sm90Tile tile = order ? ordered_tile(r, *order) : choose_tile(r);
-  if (r.features.max_logit || r.features.entropy) tile.num_splits = 1;  // parts of a row are merged without its statistics
+  // parts of a row are merged without its statistics
+  if (r.features.max_logit || r.features.entropy) tile.num_splits = 1;
   if (r.features.has_mask_data() && tile.block_kv < abi::mask_unit)
     return Refusal{"with these options blocks have 32 keys, and masks are known for 64"};
   if (r.tile) {

@@ -14,19 +14,19 @@ int count_score_options(const abi::Features& f) {
 
 namespace {
 
-/// Without options, lengths, masks or a left edge.
+/// Whether there are no options, lengths, masks or left edge.
 bool is_plain(const abi::Features& f) {
   return count_score_options(f) == 0 && !f.has_lengths() && !f.paged && !f.has_mask_data() && !f.mask && !f.window_left &&
          !f.entropy;  // which needs registers
 }
 
-/// Of all heads and sequences.
+/// The number of row tiles of all heads and sequences.
 std::int64_t count_row_tiles(const Problem& p, int block_q) {
   return (p.seq_q + block_q - 1) / block_q * p.heads_q * p.batch;
 }
 
-/// Up to a head_dim of 128, without options, lengths, masks or a left edge: short sequences, and so few row tiles that SMs
-/// would be idle. docs/lab/forward_sm90.md, "Small problems", has the measurements (H200).
+/// For head dimensions up to 128, without options, lengths, masks or a left edge: short sequences, and so few row tiles
+/// that SMs would be idle. docs/lab/forward_sm90.md, "Small problems", has the measurements (H200).
 std::optional<Sm90Tile> choose_small_tile(const Request& r, std::int64_t dim, std::int64_t sms) {
   const Problem& p = r.problem;
   const bool causal = r.features.window_right;
@@ -39,14 +39,15 @@ std::optional<Sm90Tile> choose_small_tile(const Request& r, std::int64_t dim, st
     if (dim <= 64 && p.seq_q > 128) return Sm90Tile{64, 64};
     return dim > 64 && p.seq_kv < 512 && tiles <= 2 * sms ? std::optional<Sm90Tile>({64, 64}) : std::nullopt;
   }
-  const bool few_keys = p.seq_kv <= 1024;  // the work before and after the blocks is shorter for blocks of 64
+  const bool few_keys = p.seq_kv <= 1024;  // with blocks of 64 the work before and after the blocks is shorter
   if (tiles <= sms) {                      // an SM for each warpgroup
     if (dim > 64) return Sm90Tile{64, 64, 4};
     return few_keys ? Sm90Tile{64, 64, 6} : Sm90Tile{64, 128, 4};
   }
   if (dim > 64) return larger_tiles <= sms ? std::optional<Sm90Tile>({128, 64, 4}) : std::nullopt;
   if (tiles <= 2 * sms && !causal && few_keys) return Sm90Tile{128, 64, 4};
-  if (tiles <= 2 * sms) return Sm90Tile{64, 128, causal ? 4 : 2};  // two to an SM, or a pair for each
+  // two blocks on each SM, or a pair of tiles for each block
+  if (tiles <= 2 * sms) return Sm90Tile{64, 128, causal ? 4 : 2};
   if (causal) return p.seq_q > 1024 && larger_tiles <= 4 * sms ? std::optional<Sm90Tile>({128, 128, 4}) : std::nullopt;
   // Two warpgroups take three quarters of the time of three.
   const auto rounds = [&](std::int64_t count) { return (count + sms - 1) / sms; };
@@ -56,8 +57,9 @@ std::optional<Sm90Tile> choose_small_tile(const Request& r, std::int64_t dim, st
   return std::nullopt;
 }
 
-/// Splits of the keys of each row tile, if there are so few tiles that SMs would be idle: the number that ends first, by
-/// the cycles of a block of keys, of the change to another tile and of the launch that merges (H200).
+/// The number of splits of the keys of each row tile, if so few tiles exist that SMs would be idle. It is the number
+/// that ends first, computed from the cycles of a block of keys, of the change to another tile and of the launch that
+/// merges (H200).
 int count_splits(std::int64_t tiles, std::int64_t blocks, std::int64_t block_cycles, std::int64_t sms) {
   constexpr std::int64_t tile_cycles = 3500, merge_cycles = 6000, max_splits = 16, min_blocks = 8;
   const auto cycles = [&](std::int64_t splits) {
@@ -71,7 +73,7 @@ int count_splits(std::int64_t tiles, std::int64_t blocks, std::int64_t block_cyc
   return 10 * cycles(best) < 9 * cycles(1) ? static_cast<int>(best) : 1;
 }
 
-/// Few queries on many keys, of a plain problem.
+/// A tile for few queries on many keys, for a plain problem.
 std::optional<Sm90Tile> choose_split_tile(const Request& r, std::int64_t dim, std::int64_t sms) {
   const Problem& p = r.problem;
   if (!splits_keys(r)) return std::nullopt;
@@ -90,17 +92,17 @@ bool splits_keys(const Request& r) {
   return is_plain(f) && p.seq_q > 64 && !f.sink && !f.max_logit && !(f.window_right && p.seq_kv < 2 * p.seq_q);
 }
 
-/// docs/lab/forward_sm90.md has the measurements (H200). Options of scores and rows need registers: such problems
-/// have two warpgroups, since three have 160 registers a thread, or narrower blocks of keys.
+/// docs/lab/forward_sm90.md has the measurements (H200). Options of scores and rows need registers. Such problems have
+/// two warpgroups, because three have 160 registers a thread, or narrower blocks of keys.
 Sm90Tile choose_sm90_tile(const Request& r) {
   const Problem& p = r.problem;
   const abi::Features& f = r.features;
   const std::int64_t dim = std::max(p.head_dim, p.head_dim_v);
   const ProgramTraits& program = r.program;
-  constexpr int few_values = 12;  // a program of so many in addition to S, P and O: tests/kernels/program_compile_test.cpp
+  constexpr int few_values = 12;  // of a program, in addition to S, P and O: tests/kernels/program_compile_test.cpp
   const bool masked = f.has_mask_data() || f.mask;
   const int options = count_score_options(f);
-  // A mask by itself comes as words of bits (kernels/forward/sm90/mask.cuh).
+  // If a mask is the only option, it is read as words of bits (kernels/forward/sm90/mask.cuh).
   const bool loads_scores =
       f.bias || (f.mask && options > 1) || program.loads_scores || program.values > few_values;
   const bool lengths = f.has_lengths() || f.paged;
@@ -112,13 +114,14 @@ Sm90Tile choose_sm90_tile(const Request& r) {
   }
   if (dim > 192) return {128, options > 1 || f.bias || f.entropy ? 32 : 64};
   if (dim > 128) return {128, options > 2 ? 32 : 64};
-  // Biases of 16 bits come in pairs: of 128 keys they take 32 registers, which head dimensions up to 64 have to spare.
+  // 16-bit biases are stored in pairs: for 128 keys they take 32 registers, which head dimensions up to 64 can spare.
   const bool bias_alone = f.bias && size_of(p.bias.dtype) == 2 && options == 1 && !lengths && !masked;
   if (bias_alone && (dim <= 64 || has_bias_boxes(r)) && !f.window_left) return {128, 128, 4};
   if (loads_scores || (f.dropout && (options > 1 || f.window_left))) return {128, 64};
   const bool one_option = options == 1 && (f.dropout || f.softcap || f.alibi);
   if (one_option && dim <= 64 && !lengths && !masked && !f.window_left && p.seq_q >= 2048)
-    return {192, 64, 4};                                    // three warps a scheduler: 5 % of the time of 128 x 128
+    // three warps on each scheduler: 5 % less time than 128 x 128
+    return {192, 64, 4};
   if (f.window_left && dim > 64) return {128, 64, 4};  // 6 % fewer scores at the edges than with 128
   if (f.window_left && options == 0 && !lengths && !masked && p.seq_q >= 2048) return {192, 128, 4};
   if (plain) {

@@ -13,11 +13,11 @@ struct Sm90Tile {
   int num_splits = 1;  // of the keys of a row tile
 };
 
-/// How many options touch every score; a program counts as two.
+/// The number of options that touch every score. A program counts as two.
 int count_score_options(const abi::Features& features);
 
-/// Whether the keys of row tiles can be split: no options, lengths, masks or left edge, and enough keys for more than the
-/// diagonal.
+/// Whether the keys of row tiles can be split: there are no options, lengths, masks or left edge, and more keys than
+/// those at the diagonal.
 bool splits_keys(const Request& request);
 
 Sm90Tile choose_sm90_tile(const Request& request);

@@ -7,24 +7,24 @@
 namespace flash_attention::plan {
 namespace {
 
-// Words are made once for all heads. A boolean mask is read once to make its words: nothing else reads bytes as fast, and
-// they take an eighth of its room.
+// With this many heads, words are made once for all heads. A boolean mask always gets words: its bytes are read once to
+// make them. Nothing else reads bytes as fast, and words take an eighth of the memory.
 constexpr std::int64_t fewest_heads = 8;
 std::int64_t most_word_bytes(const abi::Features& f) { return f.mask ? 256 << 20 : 32 << 20; }
 
-/// Whether many heads share their words, or a boolean mask has them.
+/// Whether many heads share their words, or the words are those of a boolean mask.
 bool are_worth_making(const Problem& p, const abi::Features& f) {
   return f.mask || (map_heads(p) * map_batches(p) == 1 && p.heads_q * p.batch >= fewest_heads);
 }
 
-/// Of all maps.
+/// Bytes of the words of all maps.
 std::int64_t word_bytes(const Problem& p, const abi::ForwardConfig& config) {
   const std::int64_t blocks =
       (p.seq_q + config.block_q - 1) / config.block_q * ((p.seq_kv + config.block_kv - 1) / config.block_kv);
   return map_heads(p) * map_batches(p) * blocks * config.block_q * config.block_kv / 8;
 }
 
-/// The kernel that reads the words: it knows no mask by itself.
+/// The configuration of the kernel that reads the words. It has no mask itself.
 abi::ForwardConfig reader_of(abi::ForwardConfig config) {
   abi::Features& features = config.features;
   features.precomputed_mask_bits = true;
@@ -49,11 +49,11 @@ bool has_mask_bits(const Problem& p, const abi::BackwardConfig& config) {
 }
 
 bool has_precomputed_mask_bits(const Problem& p, const abi::ForwardConfig& config) {
-  // Those of a boolean mask are made for all rows and keys that there are, whatever a sequence uses of them.
+  // The words of a boolean mask are made for all rows and keys, even if a sequence uses fewer.
   const abi::Features& f = config.features;
   const bool lengths = f.packed || (f.has_lengths() && (!f.mask || f.mask_program));
   abi::ForwardConfig itself = config;
-  itself.block_q = 128;  // the kernel could make words by itself: then they are worth it
+  itself.block_q = 128;  // the kernel could make words itself: then they are worth it
   return !lengths && are_worth_making(p, f) && choose_mask_words(itself) != abi::MaskWords::none &&
          choose_mask_words(reader_of(config)) != abi::MaskWords::none && word_bytes(p, config) <= most_word_bytes(f);
 }
