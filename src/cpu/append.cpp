@@ -13,7 +13,7 @@
 namespace flash_attention::cpu {
 namespace {
 
-/// Elements of any type as float.
+/// Reads elements of any type as float.
 void read(Dtype dtype, const void* from, std::int64_t begin, std::int64_t count, float* to) {
   if (dtype == Dtype::float32) {
     std::copy_n(static_cast<const float*>(from) + begin, count, to);
@@ -64,7 +64,7 @@ struct Angle {
   std::int64_t pairs;
   bool interleaved;
 
-  /// `back`: as gradients go.
+  /// `back`: the direction of gradients.
   void rotate(float* x, bool back = false) const {
     for (std::int64_t p = 0; p < pairs; ++p) {
       float &first = x[interleaved ? 2 * p : p], &second = x[interleaved ? 2 * p + 1 : p + pairs];
@@ -75,7 +75,7 @@ struct Angle {
   }
 };
 
-/// The norm of a row: its weights, 1 where there are none.
+/// The norm of a row: its weights, 1 if there are none.
 struct Norm {
   bool exists;
   float weights[plan::append_head_dim];
@@ -102,7 +102,7 @@ struct Norm {
     for (std::int64_t d = 0; d < p.head_dim; ++d) x[d] = x[d] * inverse * weights[d];
   }
 
-  /// From the gradient of the result, in place, to that of x; adds that of the weights.
+  /// Turns the gradient of the result, in place, into that of x; adds that of the weights.
   void gradient(const AppendProblem& p, float* x, float* gradient, float* sums) const {
     if (!exists) return;
     const float inverse = inverse_rms(p, x);
@@ -147,7 +147,7 @@ struct Worker {
     return token;
   }
 
-  /// Whose angle a pair has.
+  /// The section whose angle a pair has.
   std::int64_t section_of(std::int64_t pair) const {
     if (p.sections_interleaved) {
       const std::int64_t section = pair % p.angle_sections;
@@ -163,7 +163,7 @@ struct Worker {
     return std::clamp<std::int64_t>(position, 0, p.rotary_positions - 1) * p.rotary_stride;
   }
 
-  /// Of token `idx` of `tokens`.
+  /// The angle of token `idx` of `tokens`.
   Angle angle_of(const Token& token, std::int64_t idx, std::int64_t tokens, float* tables) const {
     const std::int64_t pairs = p.rotary_dim / 2;
     if (p.angle_sections > 1) {
@@ -195,13 +195,13 @@ struct Worker {
     }
   }
 
-  /// A row that belongs to no sequence, where every row is written.
+  /// Clears a row that belongs to no sequence; needed if every row must be written.
   void clear(std::int64_t idx, std::int64_t heads, void* to, const Strides& strides, float* row) const {
     std::fill_n(row, p.head_dim, 0.0f);
     for (std::int64_t head = 0; head < heads; ++head) write(p.dtype, to, at(strides, 0, idx, head), p.head_dim, row);
   }
 
-  /// The factor of the row's codes: of the scales that are given, or of one that is made here and written.
+  /// The factor of the row's codes: from a given scale, or from one that is computed here and written.
   float inverse_scale(float* scales, const Strides& strides, const Token& token, std::int64_t page, std::int64_t slot,
                       std::int64_t head, const float* row, std::int64_t dim) const {
     if (p.scales == ScaleKind::none) return 1;
@@ -253,7 +253,7 @@ struct Worker {
   }
 };
 
-/// Gradients: part `i` has every `parts`-th token, and a sum of its own of the weights' gradients.
+/// Gradients: part `i` has every `parts`-th token, and separate sums of the weights' gradients.
 struct GradientWorker {
   const Worker& forward;
   const AppendGradients& g;
@@ -326,7 +326,7 @@ void append(const AppendProblem& problem, const AppendBuffers& buffers) {
   Worker worker{problem, buffers};
   const double elements = static_cast<double>(worker.queries * problem.heads_q * problem.head_dim) +
                           static_cast<double>(worker.rows * problem.heads_kv * (problem.head_dim + problem.head_dim_v));
-  const Sharing sharing(16 * elements);  // an element is read, converted and written: as many products take the time
+  const Sharing sharing(16 * elements);  // to read, convert and write an element takes the time of this many products
   parallel_for(
       worker.queries + worker.rows, !sharing.is_worth_it(),
       [](void* context, std::int64_t item) { (*static_cast<const Worker*>(context))(item); }, &worker);

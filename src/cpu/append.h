@@ -4,10 +4,10 @@
 
 namespace flash_attention::cpu {
 
-/// The call for a normalised problem whose pointers, lengths and tables have been looked at.
+/// Runs a call whose problem is normalised and whose pointers, lengths and tables have been checked.
 void append(const AppendProblem& problem, const AppendBuffers& buffers);
 
-/// The gradients of one with in_rows.
+/// Computes the gradients of a call with in_rows.
 void append_backward(const AppendProblem& problem, const AppendBuffers& buffers, const AppendGradients& gradients);
 
 }  // namespace flash_attention::cpu

@@ -23,7 +23,7 @@
 namespace flash_attention::cpu {
 namespace {
 
-/// The processor's name as Linux gives it; empty where it gives none.
+/// The processor's name from Linux; empty if it has none.
 std::string model_name() {
   std::ifstream file("/proc/cpuinfo");
   for (std::string line; std::getline(file, line);) {
@@ -32,8 +32,8 @@ std::string model_name() {
   return {};
 }
 
-/// Tile buffers of one thread, made at its first item and kept to its end. A call may come later still, from the destructor
-/// of another of the thread's variables: it gives its buffers back itself.
+/// Tile buffers of one thread, allocated at its first item and kept until it ends. A call may be later still, from the
+/// destructor of another of the thread's variables: such a call frees its buffers itself.
 class Scratch {
  public:
   static void* of_thread(std::size_t bytes) {
@@ -71,7 +71,7 @@ class Scratch {
   static inline thread_local bool orphaned_ = false;
 };
 
-/// Of a kernel, the memory that each thread needs for them, and the rows of a block.
+/// The steps of a kernel, the memory that each thread needs for them, and the rows of a block.
 struct Steps {
   const Step* first;
   std::size_t scratch_bytes;
@@ -154,7 +154,7 @@ DeviceInfo info() {
   info.name = model_name();
   if (info.name.empty()) info.name = "CPU";
   info.isa = chosen_isa();
-  kernel_table(info.isa);  // refuses one that is requested and not here
+  kernel_table(info.isa);  // refuses a requested instruction set that this CPU does not have
   info.threads = num_threads();
   info.l2_bytes = caches().last;
   info.core_cache_bytes = caches().core;

@@ -20,7 +20,8 @@ std::int64_t parse_size(const std::string& text) {
   }
 }
 
-/// In a virtual machine it may count the caches of all processors of its host, so it is asked where Linux says nothing.
+/// In a virtual machine it may count the caches of all processors of the host, so it is used only if Linux has no
+/// answer.
 Caches ask_library() {
   const std::int64_t second = std::max(sysconf(_SC_LEVEL2_CACHE_SIZE), 0L);
   const std::int64_t third = std::max(sysconf(_SC_LEVEL3_CACHE_SIZE), 0L);

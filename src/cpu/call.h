@@ -1,7 +1,7 @@
 #pragma once
 
-// What crosses from the host side into the code of an instruction set: plain data and function pointers, and no header
-// with inline functions in it (see isa/).
+// The interface between the host side and the code of an instruction set: plain data and function pointers, and no
+// header with inline functions (see isa/).
 
 #include <cstddef>
 #include <cstdint>
@@ -10,13 +10,13 @@
 
 namespace flash_attention::cpu {
 
-/// One step of a kernel: runs item `item` of `count(call)` independent ones. `scratch` is the thread's own memory.
+/// One step of a kernel: runs item `item` of `count(call)` independent items. `scratch` is the thread's own memory.
 struct Step {
   std::int64_t (*count)(const Call& call);
   void (*run)(const Call& call, std::int64_t item, void* scratch);
 };
 
-/// What an instruction set provides: for each kernel its steps, in order; a null count ends a list.
+/// The kernels of an instruction set: the steps of each, in order. A null count ends a list.
 struct KernelTable {
   Step prefill[5];
   Step decode[3];
@@ -30,7 +30,7 @@ struct KernelTable {
   Step listed_backward[4];
   Step ladder_simd[2];
   Step ladder_threads[2];
-  ProgramRunner program;  // in the tables that have all kernels
+  ProgramRunner program;  // in tables that have all kernels
   std::size_t scratch_bytes;
   int block_q;  // query rows of a block
 

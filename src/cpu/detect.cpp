@@ -27,8 +27,8 @@ unsigned long long saved_state() {
   return (static_cast<unsigned long long>(high) << 32) | low;
 }
 
-/// CPUID leaf 7 (AMX-TILE, AMX-BF16 and AVX512-BF16), XCR0, and the permission that Linux gives a process on request.
-/// Leaf 0x1D, the palette, is not asked: some hypervisors hide it, and palette 1 is architectural.
+/// Tests CPUID leaf 7 (AMX-TILE, AMX-BF16 and AVX512-BF16), XCR0, and the permission that Linux gives a process on
+/// request. Leaf 0x1D, the palette, is not read: some hypervisors hide it, and palette 1 is architectural.
 bool has_amx() {
   unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
   if (__get_cpuid_count(1, 0, &eax, &ebx, &ecx, &edx) == 0 || (ecx & (1u << 27)) == 0) return false;  // OSXSAVE
@@ -95,7 +95,7 @@ CpuIsa chosen_isa() { return support::settings().cpu_isa.value_or(best_isa()); }
 
 namespace {
 
-/// Of the files in one folder.
+/// The quota in the files of one folder.
 double quota_in(const std::string& folder) {
   std::string limit;
   double period = 0, microseconds = 0;

@@ -5,7 +5,7 @@
 
 namespace flash_attention::cpu {
 
-/// What a row of the planner's table is on the CPU: which steps of an instruction set's table.
+/// The steps of a kernel of the planner's table, as members of an instruction set's table.
 struct KernelRow {
   std::string_view kernel;
   Pass pass;

@@ -4,7 +4,7 @@
 
 namespace flash_attention::cpu {
 
-/// Fills the call's part of the workspace with what the hidden rows of every 64 keys have in common.
+/// Fills in the call's part of the workspace: the common bounds of the hidden rows of every 64 keys.
 void find_key_bounds(const Call& call);
 
 }  // namespace flash_attention::cpu

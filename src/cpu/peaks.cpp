@@ -15,15 +15,15 @@ namespace {
 
 double seconds() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
-/// The best of several rounds, because other processes take the processor in between: work(thread) on all threads, each
-/// beginning when all have started, and what it amounts to, a second.
+/// Runs work(thread) on all threads, each beginning when all have started, and returns `amount` a second. It is the
+/// best of several rounds, because other processes use the processor, too.
 template <class Work>
 double best_rate(ThreadPool& pool, double amount, Work work) {
   struct Round {
     Work& work;
     int threads;
     std::atomic<int> there{0};
-    double start = 0;  // of the last to come
+    double start = 0;  // the start of the last thread
   };
   double best = 0;
   const double end = seconds() + 0.1;
@@ -56,7 +56,7 @@ Peaks measure_peaks(int threads) {
   const double flops = table.multiply_add(1) * rounds * threads;
   peaks.flops = best_rate(pool, flops, [&](std::int64_t) { table.multiply_add(rounds); });
 
-  // Each thread reads all of its buffer in a round: so large that the caches keep next to nothing of it.
+  // Each thread reads all of its buffer in a round. It is so large that the caches keep nearly nothing of it.
   const std::int64_t bytes = std::max<std::int64_t>(4 * device.l2_bytes, 64 << 20) / 4096 * 4096;
   const std::vector<std::vector<char>> buffers(static_cast<std::size_t>(threads),
                                                std::vector<char>(static_cast<std::size_t>(bytes), 1));

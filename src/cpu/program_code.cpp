@@ -16,8 +16,8 @@ namespace {
 using program::Node;
 using program::Op;
 
-/// The same nodes, equal ones once, and what was made of the first `num_given` (derivatives) as soon as its arguments are
-/// there, not behind all of them: few values are then needed at once.
+/// The same nodes without duplicates. Nodes that were made from the first `num_given` (derivatives) come as soon as
+/// their arguments are there, not after all of them, so that few values are live at the same time.
 std::vector<Node> in_order(const std::vector<Node>& nodes, std::size_t num_given, std::vector<int>& roots) {
   std::vector<int> after(nodes.size(), 0), order(nodes.size()), moved(nodes.size());
   for (std::size_t n = 0; n < nodes.size(); ++n) {
@@ -44,8 +44,8 @@ std::vector<Node> in_order(const std::vector<Node>& nodes, std::size_t num_given
   return result;
 }
 
-/// Which slot each node's value is in. It is given back after the last use, but for a value that is the same for all keys
-/// and is used for each of them.
+/// The slot of each node's value. A slot is free after the last use, unless the value is the same for all keys and used
+/// for each of them.
 class Slots {
  public:
   Slots(const std::vector<Node>& nodes, const std::vector<int>& roots, const std::vector<bool>& varying)

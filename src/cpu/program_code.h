@@ -12,8 +12,8 @@
 
 namespace flash_attention::cpu {
 
-/// What of a program's code follows from the problem and the pass: a kernel makes it once. Refuses a program that needs
-/// more slots than there are.
+/// The part of a program's code that depends only on the problem and the pass: a kernel makes it once. Refuses a
+/// program that needs more slots than there are.
 class CompiledProgram {
  public:
   CompiledProgram(const Problem& problem, Pass pass, const ProgramRunner& runner);
@@ -30,13 +30,13 @@ class CompiledProgram {
   std::vector<program::Node> mask_nodes_;
   int visible_ = -1;                   // of mask_nodes_
   program::GradientLayout sums_ = {};  // of the gradients of tensors, in the workspace
-  ProgramView view_;                   // without what a call brings
+  ProgramView view_;                   // without the data of a call
 };
 
 /// A compiled program with the tensors, scalars and intervals of one call.
 class ProgramCall {
  public:
-  /// workspace: of the sums of gradients, where the plan put them.
+  /// workspace: of the sums of gradients, where the plan has placed them.
   ProgramCall(const CompiledProgram& compiled, const Buffers& buffers, char* workspace);
   ProgramCall(const ProgramCall&) = delete;
 

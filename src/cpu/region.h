@@ -6,7 +6,7 @@
 namespace flash_attention::cpu {
 namespace {  // the objects of every instruction set have their own
 
-/// Where a region of the workspace begins.
+/// The first element of a region of the workspace.
 template <class T>
 T* region(const Call& call, plan::CpuRegion which) {
   return reinterpret_cast<T*>(call.workspace + call.workspace_offsets[static_cast<int>(which)]);

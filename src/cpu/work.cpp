@@ -5,7 +5,7 @@
 namespace flash_attention::cpu {
 
 double multiplications(const Problem& problem, Pass pass) {
-  // A single row takes the time of four, and a few keys that of eight.
+  // A single row takes the time of four rows, and a few keys that of eight keys.
   const auto rows = static_cast<double>(std::max<std::int64_t>(problem.heads_q * problem.seq_q, 4 * problem.heads_kv));
   const std::int64_t listed = problem.key_list.entries * problem.key_list.block_kv;
   const std::int64_t seen = problem.key_list.kind == KeyListKind::none ? problem.seq_kv : listed;

@@ -4,7 +4,7 @@
 
 namespace flash_attention::cpu {
 
-/// How much work a call is, in multiplications of a product at its peak: a million are about 25 us of a core with AVX-512.
+/// The work of a call, in multiplications of a product at its peak: a million take about 25 us on a core with AVX-512.
 double multiplications(const Problem& problem, Pass pass);
 
 }  // namespace flash_attention::cpu

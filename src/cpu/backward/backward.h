@@ -9,11 +9,11 @@
 //             dQt += K^T dS
 //         dQ = scale * dQt^T
 //
-// An item is a key head and every num_splits-th block of its queries (so that each gets as much of a causal mask), with
-// its own sums for dK and dV: CpuRegion::key_gradients holds them, [split][kv head][key of all sequences, padded][padded
-// head_dim + head_dim_v]. A second step adds the splits in order, so the result is the same in every run. Where all rows of
-// a key head go over the keys together, the keys are split instead: key_gradients.h. dsink's terms are at
-// CpuRegion::sink_terms, one a row, added head by head in a third step; dbias.h is the fourth.
+// An item is a key head and every num_splits-th block of its queries (so that each item gets the same share of a causal
+// mask). It has its own sums for dK and dV, at CpuRegion::key_gradients: [split][kv head][key of all sequences,
+// padded][padded head_dim + head_dim_v]. A second step adds the splits in order, so every run has the same result. If
+// all rows of a key head go over the keys together, the keys are split instead: key_gradients.h. The terms of dsink are
+// at CpuRegion::sink_terms, one for each row; a third step adds them head by head. dbias.h is the fourth step.
 
 #include "cpu/backward/gradient.h"
 #include "cpu/backward/key_gradients.h"
@@ -21,7 +21,7 @@
 namespace flash_attention::cpu {
 namespace {
 
-/// What is kept of a block of rows while the keys go by.
+/// The state of a block of rows while the loop goes over the keys.
 struct BackwardRows {
   GradientRows lanes;
   alignas(64) float dQt[max_head_dim * block_q];
@@ -100,7 +100,7 @@ inline void backward_tile(const Call& call, const RowBlock& block, const Tile& t
   add_to_lanes<Start::add>(block, tile, K, call.head_dim, scratch.tile.dS, rows.dQt, scratch.safe);
 }
 
-/// The rows of all blocks of a list. sink_terms: whether this item writes those of dsink.
+/// Loads the rows of all blocks of a list. sink_terms: whether this item writes the terms of dsink.
 inline void start_blocks(const Call& call, const BlockList& blocks, bool sink_terms, BackwardScratch& scratch) {
   for (int b = 0; b < blocks.count; ++b) {
     start_rows(call, blocks[b], scratch.rows[b]);
@@ -114,14 +114,14 @@ inline void add_tiles(const Call& call, const BlockList& blocks, const KeyGradie
   });
 }
 
-/// From the rows to dQ.
+/// Computes dQ from the rows.
 inline void backward_blocks(const Call& call, const BlockList& blocks, const KeyGradients& sums, BackwardScratch& scratch) {
   start_blocks(call, blocks, call.dsink != nullptr, scratch);
   add_tiles(call, blocks, sums, scratch);
   for (int b = 0; b < blocks.count; ++b) write_dq(call, blocks[b], 0, scratch.rows[b].dQt, scratch.factor);
 }
 
-/// The keys of one split, for all rows of their head.
+/// Processes the keys of one split, for all rows of their head.
 inline void backward_keys(const Call& call, std::int64_t item, BackwardScratch& scratch) {
   const KeyItem at(call, item);
   BlockList blocks(call, at.batch, at.kv_head, 0, 1);
@@ -132,7 +132,7 @@ inline void backward_keys(const Call& call, std::int64_t item, BackwardScratch& 
   for (int b = 0; b < blocks.count; ++b) write_dq(call, blocks[b], at.split, scratch.rows[b].dQt, scratch.factor);
 }
 
-/// Asks for what backward reads of a block's rows.
+/// Prefetches everything that backward reads of a block's rows.
 inline void ask_for_rows(const Call& call, const RowBlock& block) {
   for (int row = 0; row < block.rows; ++row) {
     const auto ask = [&](const TensorView& tensor, int columns) {
@@ -145,8 +145,8 @@ inline void ask_for_rows(const Call& call, const RowBlock& block) {
   }
 }
 
-/// run(blocks, sums) for the blocks of rows of an item. Where it is the only one of its key head, dK and dV are written,
-/// too, while their sums are near.
+/// Calls run(blocks, sums) for the blocks of rows of an item. If it is the only item of its key head, dK and dV are
+/// written here, too, while their sums are in the cache.
 template <class Run>
 inline void for_each_block(const Call& call, std::int64_t item, Run run) {
   const KeyItem at(call, item);
@@ -179,7 +179,7 @@ inline std::int64_t finish_backward_items(const Call& call) {
   return call.batch * call.heads_kv * ceil_div(call.seq_kv, finish_keys);
 }
 
-/// dK and dV of some keys where the blocks of a key head were split.
+/// Writes dK and dV of some keys if the blocks of a key head were split.
 inline void finish_backward(const Call& call, std::int64_t item, void* /*scratch*/) {
   const std::int64_t chunks = ceil_div(call.seq_kv, finish_keys), first = item % chunks * finish_keys;
   const std::int64_t batch = item / chunks / call.heads_kv;
@@ -196,7 +196,7 @@ inline void finish_sink(const Call& call, std::int64_t head, void* /*scratch*/) 
   double sum = 0;
   for (std::int64_t batch = 0; batch < (packed ? 1 : call.batch); ++batch) {
     const std::int64_t stride = packed ? call.total_q : call.seq_q;
-    const std::int64_t rows = packed ? call.cu_seqlens_q[call.batch] : stride;  // no thread wrote terms of those behind
+    const std::int64_t rows = packed ? call.cu_seqlens_q[call.batch] : stride;  // no thread wrote terms of later rows
     for (std::int64_t i = 0; i < rows; ++i) sum += terms[(batch * call.heads_q + head) * stride + i];
   }
   call.dsink[head] = static_cast<float>(sum);

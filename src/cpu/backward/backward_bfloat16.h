@@ -1,14 +1,15 @@
 #pragma once
 
-// backward.h in bfloat16 where instructions multiply pairs (pairs.h): the same five products a tile, with P and dS rounded.
+// backward.h in bfloat16, for instructions that multiply pairs (pairs.h): the same five products a tile, with P and dS
+// rounded.
 //
-//     S = K Q^T, dP = V dO^T                  K and V as they are; Q and dO in pairs of columns
+//     S = K Q^T, dP = V dO^T                  K and V in place; Q and dO in pairs of columns
 //     dV += P dO, dK += dS Q                  P and dS in rows; dO and Q in pairs of rows
 //     dQt += K^T dS                           K^T packed; dS in pairs of keys
 //
-// A first step packs K and V (padded) and K^T of every tile of keys: CpuRegion::packed_K, packed_V and packed_Kt, and
-// nonfinite_tiles has a byte for each tile, set where it holds Inf or NaN. A block of rows that meets Inf or NaN is left to
-// backward.h, which knows what to do about them behind a mask.
+// A first step packs K and V (padded) and K^T of every tile of keys: CpuRegion::packed_K, packed_V and packed_Kt.
+// nonfinite_tiles has a byte for each tile, set if it holds Inf or NaN. A block of rows that meets Inf or NaN is left
+// to backward.h, which handles them if a mask hides them.
 
 #include "cpu/backward/backward.h"
 #include "cpu/tile/pairs.h"
@@ -38,7 +39,7 @@ inline void pack_backward(const Call& call, std::int64_t item, void* /*memory*/)
   const std::int64_t tiles = ceil_div(call.seq_kv, block_kv), tile = item % tiles, batch = item / tiles / call.heads_kv;
   const int kv_head = static_cast<int>(item / tiles % call.heads_kv);
   const KeyTile keys(call, batch, kv_head, tile);
-  if (keys.count == 0) return;  // a packed sequence that is shorter has no place for it
+  if (keys.count == 0) return;  // there is no place for tiles past the end of a shorter packed sequence
   const PackedPair packed(call, batch, kv_head, tile);
   LargestBits largest;
   for (int key = 0; key < keys.padded; ++key) {
@@ -92,7 +93,7 @@ inline void pair_rows(const Call& call, const RowBlock& block, const TensorView&
   }
 }
 
-/// The block's rows in all forms. False where they hold Inf or NaN.
+/// Loads the block's rows in all forms. Returns false if they hold Inf or NaN.
 inline bool load_block(const Call& call, const RowBlock& block, int depth, Bfloat16BackwardScratch& scratch) {
   LargestBits largest;
   pair_rows(call, block, call.q, call.head_dim, depth, scratch.Q_rows, largest);
@@ -108,7 +109,7 @@ inline bool load_block(const Call& call, const RowBlock& block, int depth, Bfloa
   return true;
 }
 
-/// P and dS of one vector of scores; see ScoreGradient. Nothing is Inf or NaN here.
+/// P and dS of one vector of scores, as in ScoreGradient, but nothing is Inf or NaN here.
 struct FiniteGradient {
   Vec p, ds;
 
@@ -130,7 +131,7 @@ struct FiniteGradient {
   }
 };
 
-/// P and dS of a tile in the forms that the products take, 0 from tile.count to `keys`.
+/// Writes P and dS of a tile in the forms that the products take, with zeros from tile.count to `keys`.
 template <class Products>
 inline void round_gradients(const Call& call, const RowBlock& block, const Tile& tile, int keys, int depth, float factor,
                             Bfloat16BackwardScratch& scratch) {
@@ -160,7 +161,7 @@ inline void round_gradients(const Call& call, const RowBlock& block, const Tile&
   }
 }
 
-/// All of a tile: S and dP, their gradients, and what is summed from them.
+/// Processes a tile: S and dP, their gradients, and the sums.
 template <class Products>
 inline void backward_tile_bfloat16(const Call& call, const RowBlock& block, const Tile& tile, const PackedPair& packed,
                                    int depth, const KeyGradients& sums, Bfloat16BackwardScratch& scratch) {
@@ -193,7 +194,7 @@ inline void backward_tile_bfloat16(const Call& call, const RowBlock& block, cons
       {packed.Kt, block_kv, scratch.dS_keys, lanes, scratch.dQt, lanes, packed.columns, keys, lanes});
 }
 
-/// Loads the block's rows. False where they or its keys hold Inf or NaN.
+/// Loads the block's rows. Returns false if they or its keys hold Inf or NaN.
 template <class Products>
 inline bool start_block(const Call& call, RowBlock& block, int depth, Bfloat16BackwardScratch& scratch) {
   block.key_begin = block.key_begin / block_kv * block_kv;  // the packed tiles begin there
@@ -219,7 +220,7 @@ inline void add_tiles(const Call& call, const RowBlock& block, int depth, const 
   Products::end();
 }
 
-/// False where the block meets Inf or NaN.
+/// Returns false if the block meets Inf or NaN.
 template <class Products>
 inline bool backward_block_bfloat16(const Call& call, RowBlock block, const KeyGradients& sums,
                                     Bfloat16BackwardScratch& scratch) {
@@ -231,7 +232,7 @@ inline bool backward_block_bfloat16(const Call& call, RowBlock block, const KeyG
   return true;
 }
 
-/// The keys of one split, for all rows of their head. False where they meet Inf or NaN.
+/// Processes the keys of one split, for all rows of their head. Returns false if they meet Inf or NaN.
 template <class Products>
 inline bool backward_keys_bfloat16(const Call& call, std::int64_t item, Bfloat16BackwardScratch& scratch) {
   const KeyItem at(call, item);

@@ -1,7 +1,7 @@
 #pragma once
 
-// Backward for as few queries as decode.h takes, where reading K and V and writing dK and dV is all the work. As there, the
-// lanes go along head_dim and along the keys:
+// Backward for as few queries as decode.h takes: reading K and V and writing dK and dV is nearly all of the work. As in
+// decode.h, lanes go along head_dim and along the keys:
 //
 //     S[row][key] = dot(Q[row], K[key]), dP[row][key] = dot(dO[row], V[key])
 //     P, dS                                       a row at a time; gradient.h
@@ -41,7 +41,7 @@ struct BackwardDecodeScratch {
 inline void start_rows(const Call& call, const RowBlock& block, BackwardDecodeScratch& scratch) {
   for (float& one : scratch.ones) one = 1;
   const int columns = round_up(call.head_dim, vector_lanes), columns_v = round_up(call.head_dim_v, vector_lanes);
-  const int padded = block.rows <= 2 ? block.rows : round_up(block.rows, 4);  // rows that the products take
+  const int padded = block.rows <= 2 ? block.rows : round_up(block.rows, 4);  // padded to what the products take
   for (int i = 0; i < padded * columns; ++i) scratch.dQ[i] = 0;
   for (int i = block.rows * columns; i < padded * columns; ++i) scratch.Q[i] = 0;
   for (int i = block.rows * columns_v; i < padded * columns_v; ++i) scratch.dO[i] = 0;
@@ -105,7 +105,7 @@ inline void write_keys(const Call& call, const RowBlock& block, const Tile& tile
   });
 }
 
-/// The keys and the values of the tile that begins at `begin`, prefetched while another one is worked on.
+/// Prefetches the keys and the values of the tile that begins at `begin`, while another tile is processed.
 struct PrefetchBoth {
   NextTile keys, values;
 
@@ -127,7 +127,7 @@ struct PrefetchBoth {
 template <class T>
 inline void key_gradients(const Call& call, const RowBlock& block, const Tile& tile, KeyRows<T> K, KeyRows<T> V,
                           BackwardDecodeScratch& scratch, PrefetchBoth& next) {
-  const float factor = call.softcap > 0 ? 1 / call.softcap : log2_e;  // Q has the scale already
+  const float factor = call.softcap > 0 ? 1 / call.softcap : log2_e;  // Q includes the scale
   dot_rows<FloatDots<T>>(block.rows, K, tile.count, scratch.Q, call.head_dim, factor, scratch.P, next.keys);
   dot_rows<FloatDots<T>>(block.rows, V, tile.count, scratch.dO, call.head_dim_v, 1, scratch.dS, next.values);
   finish_scores_in_rows(call, block, tile, scratch.P, scratch.derivative);
@@ -137,7 +137,7 @@ inline void key_gradients(const Call& call, const RowBlock& block, const Tile& t
   write_keys(call, block, tile, scratch.dS, scratch.Q, call.head_dim, call.dk, scratch);
 }
 
-/// A tile that every row sees, with K and V as they are.
+/// Processes a tile that every row sees, with K and V in place.
 template <class T>
 inline void backward_in_place(const Call& call, const RowBlock& block, const Tile& tile, BackwardDecodeScratch& scratch,
                               PrefetchBoth& next) {
@@ -147,7 +147,7 @@ inline void backward_in_place(const Call& call, const RowBlock& block, const Til
   FloatDots<T>::add_values(block.rows, scratch.dS, K, tile.count, scratch.dQ, call.head_dim);
 }
 
-/// A tile of which something is hidden or dropped; see hidden.h.
+/// Processes a tile of which something is hidden or dropped; see hidden.h.
 inline void backward_behind_mask(const Call& call, const RowBlock& block, const Tile& tile, BackwardDecodeScratch& scratch,
                                  PrefetchBoth& next) {
   using Rows = KeyRows<Float32>;

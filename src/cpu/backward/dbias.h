@@ -57,7 +57,7 @@ inline void add_bias_gradient(const Call& call, std::int64_t batch, int head, st
   }
 }
 
-/// Scratch: DbiasScratch, or what has as much of another pass.
+/// `memory` is a DbiasScratch, or as much memory of another pass.
 template <class Scratch = DbiasScratch>
 inline void dbias(const Call& call, std::int64_t item, void* memory) {
   Scratch& scratch = *static_cast<Scratch*>(memory);

@@ -1,6 +1,7 @@
 #pragma once
 
-// What backward knows about a block of query rows, and the gradient of a tile of scores. docs/numerics.md has the formulas.
+// The facts of backward about a block of query rows, and the gradient of a tile of scores. docs/numerics.md has the
+// formulas.
 
 #include "cpu/prefill/key_mass.h"
 #include "cpu/tile/dropout.h"
@@ -9,11 +10,11 @@
 namespace flash_attention::cpu {
 namespace {
 
-/// What backward knows of each row of a block from the forward pass.
+/// The terms of each row of a block, from the forward pass.
 struct RowTerms {
-  alignas(64) float lse[block_q];    // in units of log2(e); +inf for a row that saw nothing: P is 0
-  alignas(64) float delta[block_q];  // dot(dO, O) - dlse: what the softmax's normalisation passes back
-  alignas(64) float dentropy[block_q];  // in calls whose entropy has a gradient
+  alignas(64) float lse[block_q];    // in units of log2(e); +inf for a row that sees nothing: P is 0
+  alignas(64) float delta[block_q];  // dot(dO, O) - dlse, the gradient through the softmax's normalisation
+  alignas(64) float dentropy[block_q];  // only if the entropy has a gradient
 
   void load_terms(const Call& call, const RowBlock& block) {
     with_element(call.dtype, [&](auto type) {
@@ -40,7 +41,7 @@ struct RowTerms {
     }
   }
 
-  /// What gradients of key masses and of the entropy add to delta: the sum of p times the gradient of p.
+  /// Adds to delta the terms of gradients of key masses and of the entropy: the sum of p times the gradient of p.
   void add_statistics(const Call& call, const RowBlock& block, int lane, std::int64_t row) {
     dentropy[lane] = 0;
     if (lse[lane] == infinity) return;
@@ -52,21 +53,21 @@ struct RowTerms {
   }
 };
 
-/// Of a vector of scores: P with dropout, and the gradient of the score before softcap.
+/// For a vector of scores: P with dropout, and the gradient of the score before the soft cap.
 struct ScoreGradient {
   Vec p, ds;
 
-  /// kept: dropout's factors, else 1.
+  /// kept: dropout's factors, otherwise 1.
   FLASH_ATTENTION_INLINE ScoreGradient(Vec s, Vec dp, Vec kept, Vec lse, Vec delta) {
     const Vec probability = exp2(s - lse);
-    dp = select(kept == 0.0f, Vec{}, dp * kept);  // V may be NaN where it was dropped
-    // Behind a hidden score dP may be NaN, and in a row whose query is NaN the lse is.
+    dp = select(kept == 0.0f, Vec{}, dp * kept);  // V may be NaN if it was dropped
+    // dP of a hidden score may be NaN, and so may the lse of a row whose query is NaN.
     p = select((s == -infinity) | (kept == 0.0f), Vec{}, probability * kept);
     ds = select(s == -infinity, Vec{}, probability * (dp - delta));
   }
 };
 
-/// From the gradient of the capped score to that of the raw one; behind a hidden score the derivative may be NaN.
+/// Turns the gradient of the capped score into that of the raw score. The derivative of a hidden score may be NaN.
 FLASH_ATTENTION_INLINE Vec through_softcap(Vec ds, Vec derivative) { return select(ds == 0.0f, ds, ds * derivative); }
 
 /// A block's rows in lanes.
@@ -81,16 +82,16 @@ struct GradientRows : RowTerms {
   }
 };
 
-/// A tile's scores on the way to gradients, each [keys][lanes].
+/// A tile's scores and their gradients, each [keys][lanes].
 struct GradientTile {
   alignas(64) float P[block_kv * block_q];           // first S, then P with dropout
   alignas(64) float dS[block_kv * block_q];          // first dP, then dS before softcap
   alignas(64) float derivative[block_kv * block_q];  // of softcap
   alignas(64) float keep[block_kv * block_q];        // of dropout
   alignas(64) float slope[block_kv * block_q];       // of the program
-  alignas(64) float statistics[block_kv * block_q];  // what the gradients of statistics add to dS
+  alignas(64) float statistics[block_kv * block_q];  // terms of dS from the gradients of statistics
 
-  /// P * (dkey_mass - dentropy (ln P + 1)) from S: dropout does not touch it.
+  /// P * (dkey_mass - dentropy (ln P + 1)) from S. Dropout has no effect on it.
   void differentiate_statistics(const Call& call, const RowBlock& block, const Tile& tile, const RowTerms& rows) {
     for (int i = 0; i < tile.count * block.lanes(); i += vector_lanes) store(statistics + i, Vec{});
     if (call.dkey_mass != nullptr) {
@@ -122,7 +123,7 @@ struct GradientTile {
     }
   }
 
-  /// The same with the gradient of the score that the program gives.
+  /// The same, with the gradient of the score from the program.
   void compute_after_program(const Call& call, const RowBlock& block, const Tile& tile, const GradientRows& rows,
                              FloatRows K, FloatRows V, NextTile* next, ProgramTerms terms) {
     const int lanes = block.lanes();
@@ -146,7 +147,7 @@ struct GradientTile {
     for (int i = 0; i < tile.count * lanes; i += vector_lanes) store(dS + i, load(dS + i) + load(statistics + i));
   }
 
-  /// From the gradient of the capped score to that of the raw one.
+  /// Turns the gradients of the capped scores into those of the raw scores.
   void through_softcap(const Call& call, int size) {
     if (call.softcap == 0) return;
     for (int i = 0; i < size; i += vector_lanes) {

@@ -1,23 +1,23 @@
 #pragma once
 
-// Where dK and dV are summed and written, and what happens where all rows of a key head go over its keys together: then the
-// keys are split over the threads instead of the rows. The sums of some keys stay near, are complete when the rows have
-// passed and are written at once; dQ is what the splits share (merge_dq.h).
+// Sums and stores dK and dV. If all rows of a key head go over its keys together, the keys are split over the threads
+// instead of the rows. Then the sums of some keys stay in the cache, are complete after all rows, and are written at
+// once; the splits share dQ (merge_dq.h).
 
 #include "cpu/backward/merge_dq.h"
 
 namespace flash_attention::cpu {
 namespace {
 
-/// Sums of dK and dV of the keys of a chunk, in a thread's own memory: 264 KB stay in an L2; the widest heads need more for
-/// one block of keys.
+/// Sums of dK and dV of the keys of a chunk, in a thread's own memory. 264 KB stay in an L2; the widest heads need more
+/// for one block of keys.
 struct KeySums {
   static constexpr long long one_block = block_kv * plan::cpu_sums_stride(max_head_dim, max_head_dim);
   static constexpr long long size = one_block > 66 << 10 ? one_block : 66 << 10;
   alignas(64) float data[size];
 };
 
-/// Sums of dK and dV from key `first` on: a row holds both.
+/// Sums of dK and dV from key `first` on. A row holds both.
 struct KeyGradients {
   std::int64_t k_columns, row_stride;
   float* data;
@@ -34,7 +34,7 @@ struct KeyGradients {
         data(sums),
         first(first_key) {}
 
-  /// From the sums of one split to those of the next.
+  /// The distance from the sums of one split to those of the next.
   std::int64_t split_stride(const Call& call) const {
     return call.heads_kv * key_places(call, plan::cpu_key_unit) * plan::cpu_key_unit * stride();
   }
@@ -46,7 +46,7 @@ struct KeyGradients {
   }
 };
 
-/// dK and dV of the keys [first, last) from the sums of all splits, of which the first is given.
+/// Writes dK and dV of the keys [first, last) from the sums of all splits. `sums` is those of the first split.
 inline void write_key_gradients(const Call& call, std::int64_t batch, int kv_head, const KeyGradients& sums,
                                 std::int64_t first, std::int64_t last, int num_splits) {
   const Sequence sequence(call, batch);
@@ -75,7 +75,7 @@ inline typename T::Stored* key_row(const Call& call, const RowBlock& block, cons
   return reinterpret_cast<typename T::Stored*>(block.key_row(call, tensor, key));
 }
 
-/// dK and dV of keys that no row sees.
+/// Clears dK and dV of keys that no row sees.
 inline void clear_keys(const Call& call, const RowBlock& block, std::int64_t begin, std::int64_t end) {
   const auto clear = [&](const TensorView& tensor, int columns) {
     with_element(call.dtype, [&](auto type) {
@@ -103,7 +103,8 @@ struct KeyItem {
 
 inline std::int64_t backward_items(const Call& call) { return call.batch * call.heads_kv * call.num_splits; }
 
-/// Narrows the keys of a block, or of a list of them, to one split; the first and the last one clear what no row sees.
+/// Narrows the keys of a block, or of a list of blocks, to one split. The first and the last split clear the keys that
+/// no row sees.
 template <class Block>
 inline void take_keys(const Call& call, int split, const RowBlock& head, Block& block) {
   if (block.key_end <= block.key_begin) block.key_begin = block.key_end = 0;
@@ -112,7 +113,7 @@ inline void take_keys(const Call& call, int split, const RowBlock& head, Block& 
   take_split(call, split, block_kv, block);
 }
 
-/// add(sums) with the block's keys narrowed to each chunk of them, whose dK and dV are then written.
+/// Calls add(sums) with the block's keys narrowed to one chunk after another, and writes dK and dV of each chunk.
 template <class Block, class Add>
 inline void for_key_sums(const Call& call, const RowBlock& head, Block& block, KeySums& memory, Add add) {
   const std::int64_t most = KeySums::size / KeyGradients(call, nullptr, 0).stride() / block_kv * block_kv;

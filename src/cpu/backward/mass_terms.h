@@ -1,8 +1,8 @@
 #pragma once
 
-// The first step of backward with gradients of key masses. A score's gradient is P * (dP - delta), in which delta is the
-// sum of P * dP over the row's keys. For the output the sum is dot(dO, O). For the masses, whose gradients
-// reach every row alike, it is computed here, at CpuRegion::mass_terms:
+// The first step of backward with gradients of key masses. The gradient of a score is P * (dP - delta), in which delta
+// is the sum of P * dP over the row's keys. For the output that sum is dot(dO, O). For the masses, whose gradients are
+// the same for every row, it is computed here, at CpuRegion::mass_terms:
 //
 //     term[query] = sum over keys of P[query][key] * dkey_mass[key]
 

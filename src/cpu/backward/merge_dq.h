@@ -1,7 +1,7 @@
 #pragma once
 
-// dQ where the keys of a head are split: each part leaves its sums in CpuRegion::split_dQ, [split][row][padded head_dim],
-// and a second step adds them in order, so the result is the same in every run.
+// dQ if the keys of a head are split: each split writes its sums to CpuRegion::split_dQ, [split][row][padded head_dim].
+// A second step adds them in order, so every run has the same result.
 
 #include "cpu/tile/partial.h"
 
@@ -27,10 +27,10 @@ inline void write_dq(const Call& call, const RowBlock& block, int row, const flo
   });
 }
 
-/// Whether the keys of a head are split: where all its rows go over them together.
+/// Whether the keys of a head are split: if all its rows go over them together.
 inline bool splits_keys(const Call& call) { return blocks_per_head(call) <= call.blocks_together; }
 
-/// dQ of a block from its sums in lanes, dQt[head_dim][lanes]. factor: memory for its lanes.
+/// Writes dQ of a block from its sums in lanes, dQt[head_dim][lanes]. factor: memory for the factors of its lanes.
 inline void write_dq(const Call& call, const RowBlock& block, int split, const float* dQt, float* factor) {
   const bool whole = !splits_keys(call) || call.num_splits == 1;
   for (int lane = 0; lane < block.lanes(); ++lane) factor[lane] = whole ? call.scale : 1;
@@ -43,7 +43,7 @@ inline std::int64_t merge_dq_items(const Call& call) {
   return splits_keys(call) && call.num_splits > 1 ? call.batch * call.heads_kv : 0;
 }
 
-/// The rows of one key head.
+/// Merges dQ of the rows of one key head.
 inline void merge_dq(const Call& call, std::int64_t item, void* /*scratch*/) {
   const int kv_head = static_cast<int>(item % call.heads_kv);
   const std::int64_t distance = total_rows(call) * plan::cpu_padded(call.head_dim);

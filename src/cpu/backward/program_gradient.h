@@ -1,8 +1,8 @@
 #pragma once
 
 // The gradients of the tensors that a program reads: sums of dS * d score / d element. Any number of scores may read an
-// element. Terms are added as integers, so the sum is the same in any order. The first step finds the largest term of each
-// tensor; it gives the unit in which sums cannot overflow. The second step adds, the third converts.
+// element. Terms are added as integers, so the sum is the same in any order. The first step finds the largest term of
+// each tensor, which gives the unit in which no sum overflows. The second step adds, the third converts.
 
 #include "cpu/backward/gradient.h"
 #include "cpu/tile/program.h"
@@ -56,7 +56,7 @@ inline void for_each_term(const Call& call, std::int64_t item, ProgramScratch& s
   }
 }
 
-/// The largest term of each tensor; Inf where one is not finite.
+/// Finds the largest term of each tensor; Inf if one is not finite.
 inline void program_limits(const Call& call, std::int64_t item, void* memory) {
   float limits[program::max_tensors] = {};
   for_each_term(call, item, *static_cast<ProgramScratch*>(memory), [&](int tensor, int lanes, Vec terms, Int) {

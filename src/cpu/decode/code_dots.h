@@ -1,7 +1,7 @@
 #pragma once
 
-// How decode multiplies rows of 8-bit keys with AVX512-BF16: converted in registers, on the way into the products of
-// PairDots, whose bits they have.
+// How decode multiplies rows of 8-bit keys with AVX512-BF16. They are converted in registers, just before the products
+// of PairDots; the result has the same bits.
 
 #include "cpu/isa/tables.h"
 #include "cpu/tile/dot_products.h"
@@ -13,7 +13,7 @@ template <Dtype code>
 struct CodeDots : PairDots {
   using Keys = Codes<code>;
   static constexpr int columns = 64, vectors = 2;
-  static constexpr int max_rows = 4;  // more need K in memory (eight_rows.h)
+  static constexpr int max_rows = 4;  // more rows need K in memory (eight_rows.h)
 
   static bool takes(const Call& call) {
     return call.kv_dtype == code && call.head_dim % 64 == 0 && call.head_dim_v % 64 == 0 &&
@@ -45,7 +45,7 @@ struct CodeDots : PairDots {
   };
 };
 
-/// Rows that are no whole number of vectors of pairs are left to the object for AVX-512.
+/// Leaves rows that are no whole number of vectors of pairs to the object for AVX-512.
 inline void decode_pairs(const Call& call, std::int64_t item, void* memory) {
   if (CodeDots<Dtype::float8_e4m3>::takes(call)) return decode_with<CodeDots<Dtype::float8_e4m3>>(call, item, memory);
   if (CodeDots<Dtype::float8_e5m2>::takes(call)) return decode_with<CodeDots<Dtype::float8_e5m2>>(call, item, memory);

@@ -1,9 +1,9 @@
 #pragma once
 
-// Forward for a few queries, where reading K and V is all the work: the keys are split over the threads and merged, and the
-// query heads of a key head share one reading. Key heads that are side by side in a row of memory go together, tile by
-// tile, so that memory is read in its order; while a tile is worked on, the next one is prefetched. With so few rows the
-// lanes go along head_dim and along the keys instead:
+// Forward for a few queries: reading K and V is nearly all of the work. The keys are split over the threads and merged,
+// and the query heads of a key head share one reading. Key heads that are adjacent in memory are processed together,
+// tile by tile, so that memory is read in order. While a tile is processed, the next one is prefetched. With so few
+// rows, lanes go along head_dim and along the keys:
 //
 //     S[row][key] = dot(Q[row], K[key])                a square of accumulators, summed across by a butterfly; eight_rows.h
 //     P = 2^(S - row_max), row_sum, rescale            some rows at a time
@@ -18,7 +18,7 @@
 namespace flash_attention::cpu {
 namespace {
 
-/// Keys that are summed before the next ones are prefetched: with many rows, the sums are better left in registers.
+/// Keys that are summed before the next ones are prefetched. With many rows it is better to keep the sums in registers.
 constexpr int value_step(int rows) { return rows < 8 ? 16 : 32; }
 
 /// A unit of work: the rows of some key heads of a batch entry and a part of the keys.
@@ -69,7 +69,7 @@ inline void rescale_sums(int rows, int width, const float* rescale, float* O) {
   }
 }
 
-/// O += P V of some keys of a tile, from `first` on.
+/// O += P V for some keys of a tile, from `first` on.
 template <class Dots>
 inline void add_run(int rows, int first, KeyRows<typename Dots::Keys> V, int count, int head_dim_v, float* O,
                     DecodeScratch& scratch, NextTile& next) {
@@ -81,7 +81,7 @@ inline void add_run(int rows, int first, KeyRows<typename Dots::Keys> V, int cou
   }
 }
 
-/// O += P V. V is used as it is, but for values that must not meet a weight of 0 (hidden.h).
+/// O += P V. V is used in place, except values that must not be multiplied by a weight of 0 (hidden.h).
 template <class Dots>
 inline void attend_values(const Call& call, const RowBlock& block, const Tile& tile, float* O, DecodeScratch& scratch,
                           NextTile& next) {
@@ -113,7 +113,7 @@ inline void attend_values(const Call& call, const RowBlock& block, const Tile& t
   add_nonfinite_rows(safe, scratch.S, {1, block_kv}, block.rows, O, {width, 1}, call.head_dim_v);
 }
 
-/// One tile of one key head.
+/// Processes one tile of one key head.
 template <class Dots>
 inline void decode_tile(const Call& call, const RowBlock& block, const Tile& tile, DecodeHead& head, DecodeScratch& scratch,
                         NextTile& next) {
@@ -121,11 +121,12 @@ inline void decode_tile(const Call& call, const RowBlock& block, const Tile& til
   attend_values<Dots>(call, block, tile, head.O, scratch, next);
 }
 
-/// All tiles of all key heads of the item: tile by tile, and in a tile head by head.
+/// Processes all tiles of all key heads of the item: tile by tile, and within a tile head by head.
 template <class Dots>
 inline void decode_keys(const Call& call, const DecodeItem& item, RowBlock& block, DecodeScratch& scratch) {
   constexpr int bytes_ahead = 64 << 10;  // of K, and of V; with 8 heads 10 % faster on a Zen 4 than 32 KB
-  // A tile of 8-bit keys has as many as one of 16-bit keys, on every instruction set: the same bits.
+  // A tile of 8-bit keys has as many keys as one of 16-bit keys, on every instruction set, so results have the same
+  // bits.
   const int size = bytes_of(call.kv_dtype), width = item.num_heads * call.head_dim * size;
   const int width_v = item.num_heads * call.head_dim_v * size;
   const int wide_bytes = item.num_heads * call.head_dim * bytes_of(call.dtype);
@@ -150,21 +151,21 @@ inline void decode_keys(const Call& call, const DecodeItem& item, RowBlock& bloc
   }
 }
 
-/// Q as decode_scores takes it. buffer: for eight rows.
+/// Q in the form that decode_scores takes. buffer: for eight rows.
 template <class Dots>
 inline void copy_query(const Call& call, const RowBlock& block, float* Q, float* buffer) {
   const int stride = words_of<Dots>(call.head_dim);
   for_row_groups<Dots::max_rows>(padded_rows(block), [&]<int group>(int first) {
     float* rows = group == 8 ? buffer : Q + first * stride;
     for (int row = 0; row < group; ++row) {
-      const char* from = block.row(call, call.q, smaller(first + row, block.rows - 1));  // padding repeats the last
+      const char* from = block.row(call, call.q, smaller(first + row, block.rows - 1));  // padding repeats the last row
       Dots::copy_query(call, from, rows + row * stride);
     }
     if constexpr (group == 8) pack_eight_rows(rows, stride, Q + first * stride);
   });
 }
 
-/// Q of the block's head; O and the statistics at their start.
+/// Loads Q of the block's head, and initialises O and the statistics.
 template <class Dots>
 inline void start_head(const Call& call, const RowBlock& block, DecodeHead& head, float* buffer) {
   const int columns_v = round_up(call.head_dim_v, vector_lanes);

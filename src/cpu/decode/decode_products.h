@@ -1,7 +1,7 @@
 #pragma once
 
-// The two products of decode.h over a tile of keys of one key head: scores, and sums of values. `Dots` says how rows of a
-// type are multiplied: FloatDots, or what an instruction set has for pairs (dot_products.h).
+// The two products of decode.h over a tile of keys of one key head: scores, and sums of values. `Dots` is how rows of a
+// type are multiplied: FloatDots, or a type for an instruction set with products of pairs (dot_products.h).
 
 #include "cpu/tile/prefetch.h"
 #include "cpu/tile/softmax.h"
@@ -9,35 +9,36 @@
 namespace flash_attention::cpu {
 namespace {
 
-/// A key head's part of the work.
+/// The data of a key head in decode.
 struct DecodeHead {
-  float* Q;      // [rows][columns], but groups of 8 as eight_rows.h packs them
-  float* Q_raw;  // the same in the tensor's type, where Dots takes them so
+  float* Q;      // [rows][columns]; groups of 8 rows are packed as in eight_rows.h
+  float* Q_raw;  // the same in the tensor's type, if Dots needs it
   float* O;      // [rows][columns_v]
   Statistics statistics;
 };
 
-/// visit.operator()<count>(row) for groups of `most`, half as many and so on, that make up the rows [row, rows).
+/// Calls visit.operator()<count>(row) for groups of `most` rows, then of half as many and so on, which together are the
+/// rows [row, rows).
 template <int most, class Visit>
 FLASH_ATTENTION_INLINE void for_row_groups(int rows, Visit visit, int row = 0) {
   for (; row + most <= rows; row += most) visit.template operator()<most>(row);
   if constexpr (most > 1) for_row_groups<most / 2>(rows, visit, row);
 }
 
-/// Rows of keys as they are in memory.
+/// Rows of keys in memory.
 template <class T>
 struct KeyRows {
   const typename T::Stored* data;
   std::int64_t stride;
 };
 
-/// How rows of T are multiplied: converted to float.
+/// Dots for rows of T that are converted to float.
 template <class T>
 struct FloatDots {
   using Keys = T;                               // of K and V
-  static constexpr int columns = vector_lanes;  // of a row that are loaded at once
+  static constexpr int columns = vector_lanes;  // columns of a row that are loaded together
   static constexpr bool any_width = true;       // head_dim need not be a multiple of that
-  static constexpr int vectors = 1;             // that columns of a row become
+  static constexpr int vectors = 1;             // vectors that these columns become
   static constexpr int max_rows = 8;            // of a group
   static constexpr bool raw_query = false;      // Q in the tensor's type
   static const float* query(const DecodeHead& head) { return head.Q; }
@@ -62,7 +63,7 @@ struct FloatDots {
 
   static void prepare_weights(int /*rows*/, int /*keys*/, float* /*P*/) {}
 
-  /// Where the weights of a key are, in rows that begin at P.
+  /// The address of the weights of a key, in rows that begin at P.
   static const float* weights_at(const float* P, int key) { return P + key; }
 
   /// O[row] += sum of P[row][key] * V[key]. O has rows of whole vectors.
@@ -86,7 +87,8 @@ struct FloatDots {
   }
 
  private:
-  /// The columns after the last whole vector, for some rows, or for one row in sums that do not wait for each other.
+  /// Adds the columns after the last whole vector: for some rows, or for one row in sums that do not depend on each
+  /// other.
   template <int rows>
   static void add_ends(const float* P, KeyRows<T> V, int keys, float* O, int width, int columns) {
     Vec sum[4] = {};
@@ -112,15 +114,15 @@ constexpr int words_of(int head_dim) {
   return round_up(head_dim, Dots::columns) / Dots::columns * Dots::vectors * vector_lanes;
 }
 
-/// S[r][j] = factor * dot(K[j], Q[r]) for r < rows and as many keys as make a vector of sums. Q has rows of whole vectors,
-/// with 0 after head_dim.
+/// S[r][j] = factor * dot(K[j], Q[r]) for r < rows, and for as many keys as make a vector of sums. Rows of Q are whole
+/// vectors, with 0 after head_dim.
 template <int rows, class Dots>
 FLASH_ATTENTION_INLINE void dot_square(KeyRows<typename Dots::Keys> K, const float* Q, int head_dim, float factor,
                                        float* S) {
   using Stored = typename Dots::Keys::Stored;
   constexpr int step = vector_lanes / rows, run = smaller(step, 4);
   const int q_stride = words_of<Dots>(head_dim);
-  const Stored* first[step / run];  // of every fourth row: a register for each row is too many
+  const Stored* first[step / run];  // of every fourth row: registers for all rows would be too many
   FLASH_ATTENTION_UNROLL
   for (int i = 0; i < step / run; ++i) first[i] = K.data + i * run * K.stride;
   Vec sum[vector_lanes] = {};
@@ -189,7 +191,7 @@ inline void dot_few(KeyRows<typename Dots::Keys> K, int keys, const float* Q, in
   }
 }
 
-/// All keys of a tile; the last square begins so that it ends with them, and has some of the keys again.
+/// All keys of a tile. The last square ends with the last key, so it computes some keys again.
 template <int rows, class Dots>
 inline void dot_tile(KeyRows<typename Dots::Keys> K, int keys, const float* Q, int head_dim, float factor, float* S,
                      NextTile& next) {
@@ -202,7 +204,7 @@ inline void dot_tile(KeyRows<typename Dots::Keys> K, int keys, const float* Q, i
   }
 }
 
-/// All rows, groups of them.
+/// All rows, in groups.
 template <class Dots>
 inline void dot_rows(int rows, KeyRows<typename Dots::Keys> K, int keys, const float* Q, int head_dim, float factor,
                      float* S, NextTile& next) {

@@ -1,6 +1,6 @@
 #pragma once
 
-// The rows of K or V of a tile as decode.h takes them: where they are, in a run for each page, or copied together.
+// The rows of K or V of a tile for decode.h: in place, in a run for each page, or copied together.
 
 #include "cpu/decode/decode_products.h"
 #include "cpu/tile/hidden.h"
@@ -21,7 +21,7 @@ FLASH_ATTENTION_INLINE void for_runs_in_memory(const Call& call, const RowBlock&
   }
 }
 
-/// Rows of codes as T, one after the other.
+/// Converts rows of codes to rows of T, one after another.
 template <class T>
 inline KeyRows<T> converted_rows(const Call& call, const RowBlock& block, const Tile& tile, const TensorView& tensor,
                                  int columns, float* buffer) {
@@ -40,8 +40,8 @@ inline KeyRows<T> converted_rows(const Call& call, const RowBlock& block, const 
   return {converted, columns};
 }
 
-/// visit(first, rows, count) for the rows of a tile: all of them, or those of each page where it has 16 keys or a multiple.
-/// Rows of smaller pages are copied together.
+/// Calls visit(first, rows, count) for the rows of a tile: all of them, or those of each page if it has a multiple of
+/// 16 keys. Rows of smaller pages are copied together.
 template <class T, class Visit>
 FLASH_ATTENTION_INLINE void for_key_runs(const Call& call, const RowBlock& block, const Tile& tile,
                                          const TensorView& tensor, int columns, float* buffer, Visit visit) {

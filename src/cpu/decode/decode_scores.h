@@ -1,7 +1,7 @@
 #pragma once
 
-// What scores.h does to a tile of scores, for scores that are in rows: S[row][key] with block_kv floats from row to row.
-// Vectors go along the keys; what is past the last key of the tile is never looked at.
+// The same as scores.h for scores that are in rows: S[row][key] with block_kv floats from row to row. Vectors go along
+// the keys. Scores past the last key of the tile are never used.
 
 #include "cpu/tile/scores.h"
 
@@ -37,7 +37,7 @@ inline void add_alibi_to_row(const Call& call, const RowBlock& block, const Tile
              [&](int key, Vec s) { return s - slope * absolute(static_cast<float>(position - key) - numbers); });
 }
 
-/// Hides what is outside the row's range of keys.
+/// Hides scores outside of the row's range of keys.
 inline void apply_range_to_row(const RowBlock& block, const Tile& tile, int row, float* S) {
   const Int numbers = lane_numbers(Lanes{}) + static_cast<std::int32_t>(tile.begin);
   change_row(S, tile.count, [&](int key, Vec s) {
@@ -46,7 +46,7 @@ inline void apply_range_to_row(const RowBlock& block, const Tile& tile, int row,
   });
 }
 
-/// Hides what the masks do not show.
+/// Hides scores that the masks hide.
 inline void apply_mask_to_row(const Tile& tile, int row, float* S) {
   const Uint bit = (Uint{} + 1u) << (Uint)lane_numbers(Lanes{});
   change_row(S, tile.count, [&](int key, Vec s) {
@@ -55,7 +55,7 @@ inline void apply_mask_to_row(const Tile& tile, int row, float* S) {
   });
 }
 
-/// All of it, for the rows of a block. derivative is that of softcap, may be null.
+/// All of these steps, for the rows of a block. derivative is that of softcap and may be null.
 inline void finish_scores_in_rows(const Call& call, const RowBlock& block, const Tile& tile, float* S,
                                   float* derivative = nullptr) {
   for (int row = 0; row < block.rows; ++row, S += block_kv) {

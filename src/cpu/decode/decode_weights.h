@@ -1,6 +1,6 @@
 #pragma once
 
-// From the scores of a tile to the weights of its values, with scores in rows, some of which are worked on together.
+// From the scores of a tile to the weights of its values, with scores in rows. Some rows are processed together.
 
 #include "cpu/decode/decode_products.h"
 #include "cpu/decode/decode_scores.h"
@@ -13,7 +13,7 @@ namespace {
 constexpr int decode_lanes = round_up(smaller(plan::cpu_decode_rows, block_q), vector_lanes);
 constexpr int decode_stack = plan::cpu_decode_stack;
 
-/// Rows that the products work on.
+/// The number of rows that the products process.
 inline int padded_rows(const RowBlock& block) { return plan::cpu_decode_padded(block.rows); }
 
 struct DecodeScratch {
@@ -29,7 +29,7 @@ struct DecodeScratch {
   DecodeHead heads[decode_stack];
 };
 
-/// P in place for some rows, over whole vectors: what is past the keys becomes 0. Statistics go along the rows.
+/// Computes P in place for some rows, over whole vectors: numbers past the keys become 0. Statistics are updated.
 template <int rows>
 inline void softmax_rows(int row, int keys, Statistics& statistics, DecodeScratch& scratch) {
   float* S = scratch.S + row * block_kv;
@@ -61,7 +61,7 @@ inline void softmax_rows(int row, int keys, Statistics& statistics, DecodeScratc
   store_some<Float32>(statistics.row_sum + row, row_sum, rows);
 }
 
-/// Scores, or probabilities, times the scales of the keys. What is 0 stays so: a hidden key's scale may be NaN.
+/// Multiplies scores, or probabilities, by the scales of the keys. 0 stays 0, because a hidden key's scale may be NaN.
 inline void scale_keys(const Call& call, const RowBlock& block, const Tile& tile, const ScaleView& scales, float* S) {
   alignas(64) float factor[block_kv + vector_lanes] = {};
   for (int key = 0; key < tile.count; ++key) factor[key] = scale_of_key(call, block, scales, tile.begin + key);
@@ -70,7 +70,7 @@ inline void scale_keys(const Call& call, const RowBlock& block, const Tile& tile
   }
 }
 
-/// Scores in scratch.S become what the values are weighted with.
+/// Turns scores in scratch.S into the weights of the values.
 inline void exponentiate_keys(const Call& call, const RowBlock& block, const Tile& tile, DecodeHead& head,
                               DecodeScratch& scratch) {
   if (call.token_scales) scale_keys(call, block, tile, call.k_scale, scratch.S);

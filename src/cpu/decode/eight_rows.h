@@ -1,8 +1,8 @@
 #pragma once
 
-// Scores of eight query rows at a time, as decode.h has them from its eighth row on. A vector of Q holds four columns of
-// some rows; the same four columns of a key are loaded into all its quarters, so that a vector of sums needs to be added up
-// over four lanes only. (A square of decode_products.h adds over all of them, which costs as much as its products.)
+// Scores of eight query rows at a time, used by decode.h from eight rows on. A vector of Q holds four columns of some
+// rows. The same four columns of a key are loaded into all quarters of a vector, so a vector of sums is added up over
+// four lanes only. (A square of decode_products.h adds over all lanes, which costs as much as its products.)
 //
 //     Q[column / 4][row][column % 4], a vector is vector_lanes / 4 rows       packed once
 //     sum[row][column % 4] += K[key][column] * Q                              for some keys at once
@@ -15,14 +15,14 @@ namespace {
 constexpr int quad_vectors = 8 / (vector_lanes / 4);                                 // for four columns of the rows
 constexpr int quad_keys = (tile_rows * tile_vectors >= 16 ? 16 : 8) / quad_vectors;  // at once: sums in registers
 
-/// Eight rows of `stride` words, 32 bits each, packed.
+/// Packs eight rows of `stride` words, 32 bits each.
 inline void pack_eight_rows(const float* rows, int stride, float* to) {
   for (int column = 0; column < stride; column += 4) {
     for (int row = 0; row < 8; ++row, to += 4) __builtin_memcpy(to, rows + row * stride + column, 4 * sizeof(float));
   }
 }
 
-/// S[row][key] = factor * (what four lanes of sum[key] add up to), for the rows of a vector and up to four keys.
+/// S[row][key] = factor * (the sum of each four lanes of sum[key]), for the rows of a vector and up to four keys.
 template <int keys>
 FLASH_ATTENTION_INLINE void store_quads(Vec (&sum)[keys], float factor, float* S) {
   alignas(64) float dots[vector_lanes];
@@ -56,8 +56,8 @@ FLASH_ATTENTION_INLINE void dot_quads(FloatRows K, int words, const float* Q, fl
   }
 }
 
-/// All keys of a tile. Rows of K are used where they are if they are words in fours and whole words apart, and else copied
-/// as such.
+/// All keys of a tile. Rows of K are used in place if their length in words is a multiple of four and they are whole
+/// words apart. Otherwise they are copied.
 template <class Dots>
 inline void dot_eight_rows(KeyRows<typename Dots::Keys> K, int keys, const float* Q, int head_dim, float factor, float* S,
                            NextTile& next) {
@@ -68,7 +68,7 @@ inline void dot_eight_rows(KeyRows<typename Dots::Keys> K, int keys, const float
                         K.stride % columns_of_word == 0;
   alignas(64) float copy[quad_keys * max_head_dim];
   for (int key = 0; key < keys; key += quad_keys) {
-    const int first = larger(smaller(key, keys - quad_keys), 0);  // of the last ones some again
+    const int first = larger(smaller(key, keys - quad_keys), 0);  // the last ones include some keys again
     const Stored* row = K.data + first * K.stride;
     FloatRows rows{reinterpret_cast<const float*>(row), K.stride / columns_of_word};
     if (!in_place || keys < quad_keys) {

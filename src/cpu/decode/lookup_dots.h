@@ -1,8 +1,8 @@
 #pragma once
 
-// How decode multiplies rows of float8 keys as floats, where AVX512-VBMI looks up what 64 codes are worth: two look-ups and
-// four shuffles, where computing takes nine operations for 16 codes. The products and their order are those of FloatDots,
-// and so are the bits.
+// How decode multiplies rows of float8 keys as floats, if AVX512-VBMI can look up the values of 64 codes: that takes
+// two look-ups and four shuffles, while computing takes nine operations for 16 codes. The products and their order are
+// those of FloatDots, so the bits are, too.
 
 #include "cpu/decode/decode.h"
 #include "cpu/isa/tables.h"
@@ -69,8 +69,8 @@ struct LookupDots : FloatDots<Codes<code>> {
   }
 };
 
-/// float8 keys by look-ups; all else is left to the object for AVX-512, which has no more rows in a block, nor keys in a
-/// tile, than this one has memory for.
+/// float8 keys by look-up. Everything else is left to the object for AVX-512. That object never has more rows in a
+/// block, or more keys in a tile, than this one has memory for.
 inline void decode_by_lookup(const Call& call, std::int64_t item, void* memory) {
   if (LookupDots<Dtype::float8_e4m3>::takes(call)) return decode_with<LookupDots<Dtype::float8_e4m3>>(call, item, memory);
   if (LookupDots<Dtype::float8_e5m2>::takes(call)) return decode_with<LookupDots<Dtype::float8_e5m2>>(call, item, memory);

@@ -22,7 +22,7 @@ inline void map(const float* from, float* to, std::int64_t count) {
   for (std::int64_t i = 0; i < count; i += vector_lanes) store(to + i, function(load(from + i)));
 }
 
-/// Asks for a value, so that the compiler must compute it.
+/// Uses a value, so that the compiler must compute it.
 FLASH_ATTENTION_INLINE void use(Vec value) { __asm__ volatile("" : : "m"(value)); }
 
 inline double multiply_add(std::int64_t rounds) {

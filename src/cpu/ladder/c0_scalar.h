@@ -2,7 +2,7 @@
 
 // The idea:  the formula, one query after the other: a row of scores, its softmax, the weighted sum of the values.
 // From:      the paper. Nothing but loops over floats.
-// It buys:   a result that is easy to believe. The row of scores is the only memory beyond inputs and output.
+// It buys: a result that is easy to believe. The row of scores is the only memory besides inputs and output.
 // The limit: one multiplication at a time, and each waits for the sum before it.
 
 #include <algorithm>

@@ -16,7 +16,7 @@ namespace c1_blocked {
 
 constexpr int block_q = 32, block_kv = 64, max_dim = 128;
 
-/// A block of queries of one head.
+/// Computes a block of queries of one head.
 inline void attend(const Call& call, std::int64_t batch_idx, std::int64_t head_idx, std::int64_t q_begin) {
   const HeadRows Q = head_rows(call.q, batch_idx, head_idx), O = head_rows(call.out, batch_idx, head_idx);
   const HeadRows K = head_rows(call.k, batch_idx, head_idx / call.group);

@@ -1,6 +1,6 @@
 #pragma once
 
-// What the four steps share: where a row of a tensor begins, and how many keys a query sees.
+// Shared by the four steps: the rows of a tensor, and the number of keys that a query sees.
 
 #include "cpu/call.h"
 
@@ -20,7 +20,7 @@ inline HeadRows head_rows(const TensorView& tensor, std::int64_t batch_idx, std:
   return {data + batch_idx * tensor.batch_stride + head_idx * tensor.head_stride, tensor.seq_stride};
 }
 
-/// Query i sees the keys before this one: all of them or, under a causal mask, those up to the diagonal.
+/// Query i sees the keys before this one: all keys, or under a causal mask the keys up to the diagonal.
 inline std::int64_t visible_keys(const Call& call, std::int64_t i) {
   const std::int64_t end = call.window_right < 0 ? call.seq_kv : i + call.seq_kv - call.seq_q + 1;
   return end < 0 ? 0 : end;

@@ -1,4 +1,4 @@
-// The steps without vectors, compiled like any other file: for the plainest CPU of the architecture.
+// The steps without vectors, compiled like any other file: for the simplest CPU of the architecture.
 
 #include "cpu/ladder/c0_scalar.h"
 #include "cpu/ladder/c1_blocked.h"

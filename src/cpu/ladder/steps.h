@@ -4,7 +4,7 @@
 
 namespace flash_attention::cpu {
 
-// The teaching ladder's first two steps as kernels of one item; the others are in each instruction set's table.
+// The teaching ladder's first two steps, as kernels of one item. The other steps are in each instruction set's table.
 extern const Step scalar_step[2];
 extern const Step blocked_step[2];
 

@@ -1,9 +1,9 @@
 #pragma once
 
-// Backward over listed keys, in five products a tile as in backward.h. An item is a key head and every num_splits-th of its
-// lists, with its own sums for dK and dV (CpuRegion::key_gradients), to which the rows of a tile's keys are added one by
-// one, in the order of the list: a key that stands twice gets both. The second step adds the splits in order, so the result
-// is the same in every run.
+// Backward over listed keys, in five products a tile as in backward.h. An item is a key head and every num_splits-th of
+// its lists, with its own sums for dK and dV (CpuRegion::key_gradients). Rows of a tile's keys are added to them one by
+// one, in the order of the list, so a key that is in a list twice gets both terms. The second step adds the splits in
+// order, so every run has the same result.
 
 #include "cpu/backward/backward.h"
 #include "cpu/listed/forward.h"
@@ -31,7 +31,7 @@ inline void listed_gradients(const Call& call, const RowBlock& block, const Tile
   }
 }
 
-/// Adds rows of sums to those of the keys of a tile. sum_of gives the row of a key.
+/// Adds rows to the sums of a tile's keys. sum_of returns the row of a key.
 template <class SumOf>
 inline void scatter_keys(const std::int32_t* keys, int count, const float* from, int columns, SumOf sum_of) {
   const int stride = round_up(columns, vector_lanes);

@@ -1,7 +1,7 @@
 #pragma once
 
-// Forward over listed keys: as prefill.h, for blocks of rows that share a list, over tiles of keys that are gathered from
-// where it says. A tile holds keys that a row may see, and no others.
+// Forward over listed keys: the same as prefill.h, for blocks of rows that share a list, over tiles of keys that are
+// gathered by the list. A tile only holds keys that a row may see.
 
 #include "cpu/listed/keys.h"
 #include "cpu/prefill/prefill.h"

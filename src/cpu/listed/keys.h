@@ -9,8 +9,8 @@
 namespace flash_attention::cpu {
 namespace {
 
-/// How rows share lists. Where each query head has its own lists, the rows of one head are together, else those of all heads
-/// of a key head.
+/// How rows share lists. If each query head has its own lists, the rows of one head are together; otherwise those of
+/// all heads of a key head.
 struct ListShape {
   int units, stack;  // stacks of heads, and the heads of each
   bool own;          // each unit has its own lists
@@ -41,7 +41,7 @@ struct ListBlock {
       : rows(call, batch, unit * shape.stack, shape.stack,
              list_row * call.list_block_q * shape.stack + chunk * block_q) {
     const std::int64_t left = call.list_block_q * shape.stack - chunk * block_q;
-    if (rows.rows > left) {  // the rows behind them have another list
+    if (rows.rows > left) {  // the rows after them have another list
       rows.rows = static_cast<int>(left);
       rows.vectors = round_up(rows.rows, lane_multiple) / vector_lanes;
     }
@@ -61,7 +61,7 @@ class ListedKeys {
  public:
   ListedKeys(const Call& call, const ListBlock& block) : call_(call), block_(block) {}
 
-  /// The next keys that a row of the block may see, at most block_kv; 0 at the end.
+  /// The next keys that a row of the block may see, at most block_kv. Returns 0 at the end.
   int next(std::int32_t* keys) {
     const RowBlock& rows = block_.rows;
     const std::int64_t size = call_.list_block_kv, limit = ceil_div(rows.sequence.kv_used, size);
@@ -92,7 +92,7 @@ class ListedKeys {
   std::int64_t entry_ = 0, offset_ = 0;
 };
 
-/// Rows of a tensor over the keys as float, one after the other. from: the column of `to` in which they begin.
+/// Gathers rows of a tensor over the keys as float, one after another. from: the column of `to` in which they begin.
 inline void gather_keys(const Call& call, const RowBlock& block, const TensorView& tensor, const std::int32_t* keys,
                         int count, int columns, float* to, int stride) {
   with_element(call.kv_dtype, [&](auto type) {
@@ -108,7 +108,7 @@ struct ListedTile {
   FloatRows K, V;
 };
 
-/// K and V of a tile. Latent keys begin with their values; `spare` has room for a tile.
+/// Gathers K and V of a tile. Latent keys begin with their values; `spare` has room for a tile.
 inline ListedTile gather_tile(const Call& call, const RowBlock& block, const std::int32_t* keys, int count, float* K,
                               float* V, float* spare) {
   const int stride = round_up(call.head_dim, vector_lanes), stride_v = round_up(call.head_dim_v, vector_lanes);
@@ -128,7 +128,7 @@ inline ListedTile gather_tile(const Call& call, const RowBlock& block, const std
   return {{K, stride}, {V, stride_v}};
 }
 
-/// Softcap, bias, ALiBi and what hides keys, for S[key][lane]. derivative is that of softcap, may be null.
+/// Applies softcap, bias, ALiBi and the masks to S[key][lane]. derivative is that of softcap and may be null.
 inline void finish_listed(const Call& call, const RowBlock& block, const std::int32_t* keys, int count, float* S,
                           float* derivative) {
   const int lanes = block.lanes();
@@ -164,7 +164,7 @@ inline void finish_listed(const Call& call, const RowBlock& block, const std::in
   }
 }
 
-/// keep[key][lane] = 1 / (1 - p) where the score is kept, else 0.
+/// keep[key][lane] = 1 / (1 - p) if the score is kept, otherwise 0.
 inline void listed_dropout(const Call& call, const RowBlock& block, const std::int32_t* keys, int count, float* keep) {
   const auto low = [](std::uint64_t x) { return static_cast<std::uint32_t>(x); };
   const auto high = [](std::uint64_t x) { return static_cast<std::uint32_t>(x >> 32); };

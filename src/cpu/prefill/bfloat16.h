@@ -1,17 +1,17 @@
 #pragma once
 
-// Forward in bfloat16 where instructions multiply pairs (pairs.h): prefill.h with its two products done by them. Queries
-// stay in lanes, so options and masks are the same functions:
+// Forward in bfloat16 for instructions that multiply pairs (pairs.h): prefill.h with other products. Queries stay in
+// lanes, so options and masks are the same functions:
 //
-//     S  = K Q^T                                     K as it is; Q in pairs of columns
+//     S  = K Q^T                                     K in place; Q in pairs of columns
 //     P  = 2^(scale * S - origin)                    rounded to bfloat16 in pairs of keys; bfloat16_scores.h
 //     Ot = Ot + V^T P                                V^T packed
 //
-// A first step packs K (padded) and V (transposed) of every tile of keys, once for all blocks of queries. A single block
-// spares that: bfloat16_once.h.
+// A first step packs K (padded) and V (transposed) of every tile of keys, once for all blocks of queries. If there is
+// only one block, bfloat16_once.h avoids that.
 //
-// CpuRegion::packed_K and packed_Vt hold them, for the tiles of all sequences; nonfinite_keys says where V holds Inf or
-// NaN. Such a row is packed as 0 and added by hidden.h's rule.
+// CpuRegion::packed_K and packed_Vt hold them, for the tiles of all sequences. nonfinite_keys tells which rows of V
+// hold Inf or NaN. Such a row is packed as 0 and added as in hidden.h.
 
 #include "cpu/prefill/bfloat16_once.h"
 
@@ -35,7 +35,7 @@ struct PackedKeys {
   }
 };
 
-/// Packs one tile of keys. rows: memory for V with its nonfinite rows cleared, [block_kv][columns_v]
+/// Packs one tile of keys. rows: memory for V without its nonfinite rows, [block_kv][columns_v]
 inline void pack_tile(const Call& call, const KeyTile& keys, const PackedKeys& packed, Half* rows) {
   LargestBits of_k, of_v;
   for (int key = 0; key < keys.padded; ++key) {
@@ -60,11 +60,11 @@ inline void pack_ahead(const Call& call, std::int64_t item, void* memory) {
   const std::int64_t tiles = ceil_div(call.seq_kv, block_kv), tile = item % tiles, batch = item / tiles / call.heads_kv;
   const int kv_head = static_cast<int>(item / tiles % call.heads_kv);
   const KeyTile keys(call, batch, kv_head, tile);
-  if (keys.count == 0) return;  // a packed sequence that is shorter has no place for it
+  if (keys.count == 0) return;  // there is no place for tiles past the end of a shorter packed sequence
   pack_tile(call, keys, PackedKeys(call, batch, kv_head, tile), static_cast<Half*>(memory));
 }
 
-/// One tile of keys that was packed ahead.
+/// Processes one packed tile of keys.
 template <class Products>
 inline void attend_packed(const Call& call, const RowBlock& block, const Tile& tile, Bfloat16Scratch& scratch) {
   const PackedKeys packed(call, block.batch, block.kv_head, tile.begin / block_kv);

@@ -1,8 +1,8 @@
 #pragma once
 
-// Forward in bfloat16 for a single block of rows, which needs each tile of keys once: then packing is most of the work, so
-// K is used where it is, and two rows of V are interleaved instead of many transposed. The sums of values are in rows:
-//
+// Forward in bfloat16 for a single block of rows, which needs each tile of keys only once. Packing would be most of the
+// work, so K is used in place, and two rows of V are interleaved instead of many transposed. The sums of values are in
+// rows:
 //     S = K Q^T, P                       bfloat16_scores.h, queries in lanes
 //     O = O + P V                        P transposed, V in pairs of keys
 
@@ -12,8 +12,7 @@
 namespace flash_attention::cpu {
 namespace {
 
-/// V of a tile in pairs of keys, [key / 2][columns] words, columns in multiples of 16. Meanwhile the next tile is asked
-/// for.
+/// Packs V of a tile in pairs of keys, [key / 2][columns] words, columns in multiples of 16. Prefetches the next tile.
 inline void pack_value_pairs(const Call& call, const KeyTile& keys, int columns, ValueTile& to, NextTile& next) {
   LargestBits largest;
   for (int key = 0; key < keys.padded; key += 2) {
@@ -39,7 +38,8 @@ inline void pack_value_pairs(const Call& call, const KeyTile& keys, int columns,
   }
 }
 
-/// K of a tile: where it is, if the products may look at all they do of it and rows are whole words apart, else copied.
+/// K of a tile: in place, if the products may read everything that they do and rows are whole words apart; otherwise a
+/// copy.
 template <class Products>
 inline HalfRows keys_as_they_lie(const Call& call, const KeyTile& keys, int count, Half* copy) {
   const bool whole_words = call.head_dim % 32 == 0 && call.k.seq_stride % 2 == 0;
@@ -54,7 +54,7 @@ inline HalfRows keys_as_they_lie(const Call& call, const KeyTile& keys, int coun
   return {copy, columns};
 }
 
-/// to[lane][key / 2] = P[key / 2][lane], words from row to row: returned.
+/// Transposes: to[lane][key / 2] = P[key / 2][lane]. Returns the number of words from row to row.
 inline int weights_in_rows(const float* P, int lanes, int keys, float* to) {
   const int words = round_up(keys / 2, vector_lanes);
   for (int lane = 0; lane < lanes; lane += vector_lanes) {
@@ -68,7 +68,7 @@ inline int weights_in_rows(const float* P, int lanes, int keys, float* to) {
   return words;
 }
 
-/// One tile of keys.
+/// Processes one tile of keys.
 template <class Products>
 inline void attend_once(const Call& call, const RowBlock& block, const Tile& tile, Bfloat16Scratch& scratch) {
   const int columns = round_up(call.head_dim_v, 16), keys = round_up(tile.count, Products::depth_unit);

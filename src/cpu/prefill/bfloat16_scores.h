@@ -1,8 +1,8 @@
 #pragma once
 
-// A tile of bfloat16.h from its scores to its weights: S = K Q^T, options and masks, P = 2^(scale * S - origin), rounded to
-// bfloat16 in pairs of keys. The origin of a row moves only when its maximum has outgrown it by 2^8: the results are the
-// same, and the sums of the values are seldom rescaled.
+// A tile of bfloat16.h, from its scores to its weights: S = K Q^T, options and masks, P = 2^(scale * S - origin),
+// rounded to bfloat16 in pairs of keys. The origin of a row moves only when its maximum exceeds it by 2^8. The results
+// are the same, and the sums of the values are rarely rescaled.
 
 #include "cpu/tile/dropout.h"
 #include "cpu/tile/hidden.h"
@@ -12,7 +12,8 @@
 namespace flash_attention::cpu {
 namespace {
 
-/// Rows of bfloat16: of K for the products, padded with 0 to a multiple of 32 columns and as many rows as these look at.
+/// Rows of bfloat16: rows of K for the products, padded with 0 to a multiple of 32 columns and to as many rows as these
+/// read.
 struct HalfRows {
   const Half* data;
   std::int64_t stride;
@@ -39,7 +40,7 @@ struct Bfloat16Scratch {
   ValueTile values;
 };
 
-/// The lanes of `width` vectors, from lane `first` on, in the softmax of a tile.
+/// The softmax of a tile for the lanes of `width` vectors, from lane `first` on.
 template <class Products, int width>
 struct Strip {
   const float* S;
@@ -128,8 +129,9 @@ inline bool softmax_strip(int keys, int lanes, int first, float factor, Bfloat16
   return moved;
 }
 
-/// P = 2^(factor * S - origin) in pairs, with an origin that moves only when it must: the last one is tried first, and
-/// where the maximum has outgrown it the tile is done again. keys is even. True where the origin moved for some lane.
+/// P = 2^(factor * S - origin) in pairs, with an origin that moves only if necessary: the last origin is tried first,
+/// and if the maximum exceeds it, the tile is computed again. keys is even. Returns true if the origin moved for some
+/// lane.
 template <class Products>
 inline bool softmax_pairs(const RowBlock& block, int keys, float factor, Bfloat16Scratch& scratch) {
   constexpr int widest = smaller(block_vectors, 4);
@@ -143,7 +145,7 @@ inline bool softmax_pairs(const RowBlock& block, int keys, float factor, Bfloat1
   return moved;
 }
 
-/// The probabilities as float, in the place of the scores.
+/// Replaces the scores by the probabilities as float.
 inline void unpair(int keys, int lanes, Bfloat16Scratch& scratch) {
   for (int key = 0; key < keys; key += 2) {
     for (int v = 0; v < lanes; v += vector_lanes) {
@@ -167,8 +169,8 @@ inline void drop_and_pack(const Call& call, const RowBlock& block, const Tile& t
   }
 }
 
-/// The tile's weights of V, as pairs in P. True where an origin moved: sums over earlier tiles are to be multiplied by
-/// scratch.rescale. keys: those of the tile, in units of the products.
+/// Computes the tile's weights of V, as pairs in P. Returns true if an origin moved: then sums over earlier tiles must
+/// be multiplied by scratch.rescale. keys: those of the tile, in units of the products.
 template <class Products>
 inline bool probabilities(const Call& call, const RowBlock& block, const Tile& tile, HalfRows K, int keys,
                           Bfloat16Scratch& scratch) {
@@ -185,7 +187,7 @@ inline bool probabilities(const Call& call, const RowBlock& block, const Tile& t
   float factor = query_factor(call);
   const bool plain = call.softcap == 0 && call.bias.data == nullptr && call.alibi_slopes == nullptr;
   if (plain && factor > 0 && !call.has_score_program()) {
-    hide_scores(block, tile, scratch.S);  // -inf stays what it is when the softmax multiplies it
+    hide_scores(block, tile, scratch.S);  // -inf stays -inf when the softmax multiplies it
   } else {
     for (int i = 0; i < tile.count * lanes; i += vector_lanes) store(scratch.S + i, load(scratch.S + i) * factor);
     finish_scores(call, block, tile, scratch.S);
@@ -197,7 +199,8 @@ inline bool probabilities(const Call& call, const RowBlock& block, const Tile& t
   return moved;
 }
 
-/// The rows of V that were left out of the product. sum: the strides of O from row to row and from column to column.
+/// Adds the rows of V that were left out of the product. sum: the strides of O from row to row and from column to
+/// column.
 inline void add_nonfinite_keys(const Call& call, const RowBlock& block, const Tile& tile,
                                const std::uint8_t* nonfinite_keys, int keys, Strided sum, Bfloat16Scratch& scratch) {
   SafeRows cleared{};

@@ -1,13 +1,13 @@
 #pragma once
 
-// How much attention each key received: key_mass[key] = sum over the queries of P[query][key]. It needs each row's lse, so
-// it is a step after forward, in which the scores are computed again:
+// How much attention each key has received: key_mass[key] = sum over the queries of P[query][key]. It needs each row's
+// lse, so it is a step after forward, which computes the scores again:
 //
 //     for some keys of a query head:
 //         for each block of 48 queries that see some of them:
 //             S = K Qt,  P = 2^(S - lse),  mass += P        a query a lane: a key's sums lie in the lanes of a vector
 //
-// One item owns what it writes, and adds in a fixed order: the same bits in every run.
+// One item owns its results and adds in a fixed order, so every run has the same bits.
 
 #include "cpu/tile/hidden.h"
 #include "cpu/tile/scores.h"
@@ -15,13 +15,13 @@
 namespace flash_attention::cpu {
 namespace {
 
-constexpr int mass_tiles = 4;  // tiles of keys of an item: the rows are put in lanes once for all of them
+constexpr int mass_tiles = 4;  // tiles of keys of an item: rows are put in lanes once for all of them
 constexpr int mass_keys = mass_tiles * block_kv;
 
 /// A block of rows whose scores are computed again.
 struct ScoreRows {
   alignas(64) float Qt[max_head_dim * block_q];
-  alignas(64) float lse[block_q];  // in units of log2(e); +inf for a row that saw nothing, and for lanes past the rows
+  alignas(64) float lse[block_q];  // in units of log2(e); +inf for a row that sees nothing, and for lanes past the rows
 
   void load_rows(const Call& call, const RowBlock& block) {
     gather_rows(call, block, call.q, call.head_dim, query_factor(call), Qt);
@@ -40,7 +40,7 @@ struct MassScratch {
   alignas(64) float sum[mass_keys * vector_lanes];
 };
 
-/// P of a tile in S, for one block of rows of one head.
+/// Turns S of a tile into P, for one block of rows of one head.
 inline void probabilities(const Call& call, const RowBlock& block, const Tile& tile, const ScoreRows& rows, FloatRows K,
                           float* S) {
   score_tile(call, block, tile, K, rows.Qt, S);
@@ -53,7 +53,7 @@ inline void probabilities(const Call& call, const RowBlock& block, const Tile& t
   }
 }
 
-/// Where the masses of a sequence and head begin, and their gradients.
+/// The place of a sequence and head in the masses and their gradients.
 inline std::int64_t mass_place(const Call& call, const Sequence& sequence, std::int64_t batch, int head) {
   if (call.cu_seqlens_kv != nullptr) return head * call.total_kv + sequence.kv_begin;
   return (batch * call.heads_q + head) * call.seq_kv;

@@ -5,12 +5,12 @@
 //     Qt = scale * Q^T of 48 queries                       packed once: [head_dim][48]
 //     for each tile of 64 keys that some query sees:
 //         S = K Qt;  softcap, bias, ALiBi, mask            [64][48], stays in L1
-//         P = 2^(S - row_max), row_sum, rescale            up and down the lanes: no reduction across a vector
+//         P = 2^(S - row_max), row_sum, rescale            one query a lane, so no reduction across a vector
 //         Ot = rescale * Ot + V^T P                        [head_dim_v][48]
 //     out = Ot^T / row_sum
 //
-// Both products broadcast elements of K and V in the order in which they are, so neither is transposed. A first step copies
-// them where the rows of a head are far apart or are not float (copy_keys).
+// Both products broadcast elements of K and V in the order of memory, so neither is transposed. If the rows of a head
+// are far apart or not float, a first step copies them (copy_keys).
 
 #include "cpu/tile/dropout.h"
 #include "cpu/tile/hidden.h"
@@ -19,7 +19,7 @@
 namespace flash_attention::cpu {
 namespace {
 
-/// What is kept of a block of rows while the keys go by.
+/// The state of a block of rows while the loop goes over the keys.
 struct PrefillRows {
   alignas(64) float Qt[max_head_dim * block_q];
   alignas(64) float Ot[max_head_dim * block_q];
@@ -39,13 +39,13 @@ struct PrefillScratch {
   PrefillRows rows[max_blocks];
   alignas(64) float S[block_kv * block_q];
   alignas(64) float keep[block_kv * block_q];
-  alignas(64) float K[block_kv * max_head_dim];  // at first Q, before it is spread over lanes
+  alignas(64) float K[block_kv * max_head_dim];  // first Q, before it is spread over lanes
   alignas(64) float V[block_kv * max_head_dim];
   alignas(64) float safe[block_kv * max_head_dim];
   alignas(64) float rescale[block_q];
 };
 
-/// A block whose keys are one tile: O[row] = sum of P[key][row] * V[key], in rows as they go out, and no lanes in between.
+/// For a block whose keys are one tile: O[row] = sum of P[key][row] * V[key], directly in rows instead of lanes.
 /// columns: whole vectors.
 inline void values_in_rows(const RowBlock& block, const Tile& tile, FloatRows V, int columns, const float* P, float* O,
                            float* buffer) {

@@ -1,8 +1,8 @@
 #pragma once
 
-// The textbook algorithm, as a baseline: each step goes over whole score matrices in memory. It uses the same products, so
-// what it loses to flash attention it loses to memory and to scores that no query sees. CpuRegion::S holds S, then P, and
-// CpuRegion::dS dS: each [kv head][block of all sequences][key][block_q].
+// The textbook algorithm, as a baseline: each step goes over whole score matrices in memory. Its products are the same,
+// so the difference to flash attention is due to memory and to scores that no query sees. CpuRegion::S holds S, then P;
+// CpuRegion::dS holds dS. Each is [kv head][block of all sequences][key][block_q].
 
 #include <limits>
 
@@ -70,7 +70,7 @@ inline void standard_softmax(const Call& call, std::int64_t item, void* memory) 
   softmax_tile(block, static_cast<int>(block.key_end), P, rows.statistics, scratch.rescale);
   for (int lane = 0; lane < block.lanes(); ++lane) {
     const RowResult result = finish_row(call, block, lane, rows.statistics.row_max[lane], rows.statistics.row_sum[lane]);
-    // A probability of 0 means hidden here; a sink that leaves nothing of a row hides none of its keys.
+    // A probability of 0 means hidden here. A sink may make all probabilities of a row 0; that hides none of its keys.
     const bool seen = rows.statistics.row_sum[lane] != 0;
     scratch.rescale[lane] = seen && result.factor == 0 ? std::numeric_limits<float>::min() : result.factor;
     write_lse(call, block, lane, result.lse);
@@ -102,7 +102,7 @@ inline void standard_values(const Call& call, std::int64_t item, void* memory) {
   scatter_rows(call, block, rows.Ot, call.head_dim_v, scratch.rescale, call.out);
 }
 
-/// P and dS of a block, whole.
+/// Computes P and dS of a whole block.
 inline void standard_score_gradients(const Call& call, std::int64_t item, void* memory) {
   BackwardScratch& scratch = *static_cast<BackwardScratch*>(memory);
   BackwardRows& rows = scratch.rows[0];
@@ -143,7 +143,7 @@ inline std::int64_t standard_key_items(const Call& call) {
   return call.batch * call.heads_kv * ceil_div(call.seq_kv, block_kv);
 }
 
-/// dK and dV of a tile of keys: P and dS of all blocks of rows, read once more.
+/// Computes dK and dV of a tile of keys, from P and dS of all blocks of rows.
 inline void standard_dkv(const Call& call, std::int64_t item, void* memory) {
   BackwardScratch& scratch = *static_cast<BackwardScratch*>(memory);
   BackwardRows& rows = scratch.rows[0];

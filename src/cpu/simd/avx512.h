@@ -9,7 +9,7 @@
 namespace flash_attention::cpu {
 namespace {
 
-/// Masked forms with every lane on: the plain ones make GCC 12 warn of a variable in its own header.
+/// Masked forms with every lane on: with the plain ones GCC 12 warns of a variable in its own header.
 constexpr __mmask16 all_lanes = 0xffff;
 
 /// The larger; y if either is NaN.
@@ -23,7 +23,7 @@ FLASH_ATTENTION_INLINE Vec bounded_for_exp2(Vec x) { return x; }
 
 FLASH_ATTENTION_INLINE Vec round_to_integer(Vec x) { return (Vec)_mm512_maskz_roundscale_ps(all_lanes, (__m512)x, 0x08); }
 
-/// mantissa * 2^exponent; 0 where x < -126, so that no subnormal slows the products.
+/// mantissa * 2^exponent; 0 if x < -126, so that no subnormal slows the products.
 FLASH_ATTENTION_INLINE Vec scale_by_power(Vec mantissa, Vec exponent, Vec x) {
   const __mmask16 normal = _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(-126.0f), _CMP_NLT_UQ);
   return (Vec)_mm512_maskz_scalef_ps(normal, (__m512)mantissa, (__m512)exponent);
@@ -39,7 +39,7 @@ FLASH_ATTENTION_INLINE Vec load_quad(const float* from) {
   return (Vec)_mm512_maskz_broadcast_f32x4(all_lanes, _mm_loadu_ps(from));
 }
 
-/// The first `count` < vector_lanes elements, and 0.
+/// A mask of the first `count` < vector_lanes elements.
 FLASH_ATTENTION_INLINE __mmask16 first_lanes(int count) {
   return static_cast<__mmask16>(count > 0 ? (1u << count) - 1 : 0);
 }
@@ -56,7 +56,7 @@ FLASH_ATTENTION_INLINE void store_first(std::uint16_t* to, Short x, int count) {
   _mm256_mask_storeu_epi16(to, first_lanes(count), (__m256i)x);
 }
 
-/// As a float16 of 2^-8 times its value, which may be subnormal and costs no more for that.
+/// By way of a float16 of 2^-8 times the value. It may be subnormal, which costs nothing here.
 FLASH_ATTENTION_INLINE Vec e4m3_to_float(Bytes codes) {
   const __m256i halves = _mm256_slli_epi16(_mm256_cvtepi8_epi16((__m128i)codes), 7) & _mm256_set1_epi16(0xbf80 - 0x10000);
   const __mmask16 nan = _mm_cmpeq_epi8_mask((__m128i)(codes | 0x80), _mm_set1_epi8(-1));

@@ -33,8 +33,8 @@ FLASH_ATTENTION_INLINE void interleave_rows(Vec row0, Vec row1, Vec& first, Vec&
   second = (Vec)_mm512_permutex2var_epi16((__m512i)row0, other, (__m512i)row1);
 }
 
-/// What the magnitudes of a code are worth in bfloat16, its bytes apart, as one instruction looks up: that of float8 is the
-/// code without its sign, that of int8 its absolute value.
+/// The values of a code's magnitudes in bfloat16, lower and upper bytes apart, as one instruction looks them up. The
+/// magnitude of a float8 is the code without its sign, that of int8 its absolute value.
 struct CodeTable {
   alignas(64) std::uint8_t high[128], low[128];
 };
@@ -65,8 +65,8 @@ constexpr CodeTable make_code_table() {
 template <Dtype code>
 alignas(64) constexpr CodeTable code_table = make_code_table<code>();
 
-/// What 64 codes are worth in bfloat16, the bytes of each apart. AVX512-VBMI looks up 128 bytes at once: nothing is
-/// computed, so subnormal codes and NaN cost the same.
+/// Looks up the values of 64 codes in bfloat16, lower and upper bytes apart. AVX512-VBMI looks up 128 bytes at a time.
+/// Nothing is computed, so subnormal codes and NaN cost the same.
 template <Dtype code>
 FLASH_ATTENTION_INLINE void look_up_codes(__m512i codes, __m512i& low, __m512i& high) {
   const auto look_up = [](const std::uint8_t(&table)[128], __m512i index) {
@@ -74,7 +74,7 @@ FLASH_ATTENTION_INLINE void look_up_codes(__m512i codes, __m512i& low, __m512i& 
   };
   const __m512i sign = _mm512_set1_epi8(static_cast<char>(0x80));
   const __m512i magnitude =
-      code == Dtype::int8 ? _mm512_maskz_abs_epi8(~__mmask64{0}, codes) : codes;  // its upper bit is not looked at
+      code == Dtype::int8 ? _mm512_maskz_abs_epi8(~__mmask64{0}, codes) : codes;  // its upper bit is ignored
   high = look_up(code_table<code>.high, magnitude) | (codes & sign);
   if constexpr (code == Dtype::int8)
     high =
@@ -82,7 +82,7 @@ FLASH_ATTENTION_INLINE void look_up_codes(__m512i codes, __m512i& low, __m512i& 
   low = look_up(code_table<code>.low, magnitude);
 }
 
-/// 64 codes as bfloat16.
+/// Converts 64 codes to bfloat16.
 template <Dtype code>
 FLASH_ATTENTION_INLINE void codes_to_halves(__m512i codes, __m512i& first, __m512i& second) {
   // Eight by eight, so that the two halves of a 16-byte lane belong to the first and to the second 32 codes.
@@ -93,7 +93,8 @@ FLASH_ATTENTION_INLINE void codes_to_halves(__m512i codes, __m512i& first, __m51
   second = _mm512_maskz_unpackhi_epi8(~__mmask64{0}, low, high);
 }
 
-/// Bytes of 64 low halves (0 to 63) and high halves (64 to 127) that make the floats of vector `v`, in their upper bytes.
+/// The bytes of 64 low halves (0 to 63) and 64 high halves (64 to 127) that form the floats of vector `v`, in their
+/// upper bytes.
 template <int v>
 FLASH_ATTENTION_INLINE __m512i float_bytes() {
   const __m512i lane = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
@@ -101,10 +102,10 @@ FLASH_ATTENTION_INLINE __m512i float_bytes() {
   return (__m512i)((Int)lane * 0x01010000 + first);
 }
 
-/// What 64 codes are worth as floats.
+/// Converts 64 codes to floats.
 template <Dtype code>
 FLASH_ATTENTION_INLINE void codes_to_floats(__m512i codes, Vec (&to)[4]) {
-  constexpr __mmask64 upper = 0xccccccccccccccccu;  // bytes of the floats: their lower ones are 0
+  constexpr __mmask64 upper = 0xccccccccccccccccu;  // bytes of the floats whose lower bytes are 0
   __m512i low, high;
   look_up_codes<code>(codes, low, high);
   to[0] = (Vec)_mm512_maskz_permutex2var_epi8(upper, low, float_bytes<0>(), high);
@@ -113,7 +114,7 @@ FLASH_ATTENTION_INLINE void codes_to_floats(__m512i codes, Vec (&to)[4]) {
   to[3] = (Vec)_mm512_maskz_permutex2var_epi8(upper, low, float_bytes<3>(), high);
 }
 
-/// Two rows of 64 codes as words of bfloat16, the first row in the low halves, columns in their order.
+/// Two rows of 64 codes as words of bfloat16, the first row in the low halves, columns in order.
 template <Dtype code>
 FLASH_ATTENTION_INLINE void codes_to_pairs(__m512i row0, __m512i row1, Vec (&pairs)[4]) {
   // Four by four, so that each quarter of a 16-byte lane belongs to another vector of words.
@@ -131,7 +132,7 @@ FLASH_ATTENTION_INLINE void codes_to_pairs(__m512i row0, __m512i row1, Vec (&pai
   }
 }
 
-/// Rows of codes as rows of bfloat16, columns in multiples of 32.
+/// Converts rows of codes to rows of bfloat16, columns in multiples of 32.
 template <Dtype code>
 inline void rows_to_bfloat16(const std::uint8_t* from, std::int64_t stride, int rows, int columns, std::uint16_t* to) {
   __m512i first, second;
@@ -149,7 +150,7 @@ inline void rows_to_bfloat16(const std::uint8_t* from, std::int64_t stride, int 
   }
 }
 
-/// The same for a code that is known when it runs.
+/// The same for a code that is known only at run time.
 inline void codes_to_bfloat16(Dtype code, const std::uint8_t* from, std::int64_t stride, int rows, int columns,
                               std::uint16_t* to) {
   if (code == Dtype::float8_e4m3) return rows_to_bfloat16<Dtype::float8_e4m3>(from, stride, rows, columns, to);

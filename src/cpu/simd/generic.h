@@ -1,6 +1,6 @@
 #pragma once
 
-// Four lanes with no instruction set in mind: any compiler with vector extensions makes something of it.
+// Four lanes for no particular instruction set: any compiler with vector extensions can compile them.
 
 #include "cpu/simd/portable.h"
 
@@ -11,7 +11,7 @@ namespace {
 FLASH_ATTENTION_INLINE Vec max(Vec x, Vec y) { return x > y ? x : y; }
 FLASH_ATTENTION_INLINE Vec min(Vec x, Vec y) { return x < y ? x : y; }
 
-/// a * b + sum. Where the baseline has no instruction that rounds once, nothing does.
+/// a * b + sum. It is rounded twice if the baseline has no instruction that rounds once.
 FLASH_ATTENTION_INLINE Vec fma(Vec a, Vec b, Vec sum) { return sum + a * b; }
 
 /// Four floats, in every four lanes of the vector.
@@ -23,7 +23,7 @@ FLASH_ATTENTION_INLINE Vec float16_to_float(Short half) {
   const Uint bits = __builtin_convertvector(half, Uint);
   const Uint sign = (bits & 0x8000u) << 16;
   const Uint magnitude = (bits & 0x7fffu) << 13;
-  const Vec finite = (Vec)magnitude * 0x1p112f;  // moves the exponent's bias; right for subnormals too
+  const Vec finite = (Vec)magnitude * 0x1p112f;  // moves the exponent's bias; correct for subnormals, too
   const Uint special = magnitude | 0x7f800000u;  // Inf and NaN
   return (Vec)((Uint)select(magnitude >= (0x7c00u << 13), (Vec)special, finite) | sign);
 }

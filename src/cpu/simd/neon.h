@@ -21,7 +21,7 @@ FLASH_ATTENTION_INLINE Vec fma(Vec a, Vec b, Vec sum) {
 /// Four floats, in every four lanes of the vector.
 FLASH_ATTENTION_INLINE Vec load_quad(const float* from) { return load(from); }
 
-/// vmax and vmin hand a NaN on, vmaxnm and vminnm drop it.
+/// vmax and vmin propagate a NaN, vmaxnm and vminnm drop it.
 FLASH_ATTENTION_INLINE Vec bounded_for_exp2(Vec x) {
   return (Vec)vminq_f32(vmaxq_f32((float32x4_t)x, vdupq_n_f32(-127.0f)), vdupq_n_f32(128.0f));
 }

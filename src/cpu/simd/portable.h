@@ -1,6 +1,6 @@
 #pragma once
 
-// The operations for instruction sets that have no better: included by simd/<isa>.h after vector.h.
+// Operations for instruction sets without better ones. simd/<isa>.h includes this file after vector.h.
 
 #include "cpu/simd/vector.h"
 
@@ -13,13 +13,14 @@ FLASH_ATTENTION_INLINE Vec round_to_integer(Vec x) {
   return (x + shift) - shift;
 }
 
-/// mantissa * 2^exponent for a mantissa near 1 and an integer exponent in [-126, 128]; 0 where x < -126.
+/// mantissa * 2^exponent for a mantissa near 1 and an integer exponent in [-126, 128]; 0 if x < -126.
 FLASH_ATTENTION_INLINE Vec scale_by_power(Vec mantissa, Vec exponent, Vec x) {
   const Int shifted = (Int)mantissa + (__builtin_convertvector(exponent, Int) << 23);
   return select(x < -126.0f, Vec{}, (Vec)shifted);
 }
 
-/// The first `count` < vector_lanes elements, and 0. (A loop to `count` becomes a memcpy, and newer compilers warn of it.)
+/// The first `count` < vector_lanes elements, then 0. (Compilers turn a loop to `count` into a memcpy, and newer ones
+/// warn of it.)
 FLASH_ATTENTION_INLINE Vec load_first(const float* from, int count) {
   float part[vector_lanes];
   for (int i = 0; i < vector_lanes; ++i) part[i] = i < count ? from[i] : 0;
@@ -37,7 +38,7 @@ FLASH_ATTENTION_INLINE void store_first(std::uint16_t* to, Short x, int count) {
   for (int i = 0; i < count; ++i) to[i] = x[i];
 }
 
-/// Subnormal codes are small integers: no product with a subnormal float, which takes many times as long.
+/// Treats subnormal codes as small integers: a product with a subnormal float would take many times as long.
 FLASH_ATTENTION_INLINE Vec e4m3_to_float(Bytes codes) {
   const Uint bits = __builtin_convertvector(codes, Uint), magnitude = bits & 0x7fu;
   const Vec subnormal = __builtin_convertvector((Int)magnitude, Vec) * 0x1p-9f;
@@ -47,7 +48,7 @@ FLASH_ATTENTION_INLINE Vec e4m3_to_float(Bytes codes) {
   return (Vec)((Uint)select((Int)magnitude == 0x7f, (Vec)nan, finite) | (bits & 0x80u) << 24);
 }
 
-/// 2^23 + 128 + code, less the rest: compilers extend signed bytes one by one.
+/// 2^23 + 128 + code, minus 2^23 + 128: compilers extend signed bytes one by one.
 FLASH_ATTENTION_INLINE Vec int8_to_float(Bytes codes) {
   const Uint fraction = __builtin_convertvector(codes ^ 0x80, Uint);
   return (Vec)(fraction | 0x4b000000u) - 8388736.0f;

@@ -1,7 +1,6 @@
 #pragma once
 
-// The scores of a tile and their tangents, which forward mode and second derivatives share. docs/numerics.md has the
-// formulas:
+// The scores of a tile and their tangents, for forward mode and second derivatives. docs/numerics.md has the formulas:
 //
 //     S = scale K Qt          S. = derivative * scale (K Q.t + K. Qt) + bias.         [keys][lanes], a query a lane
 
@@ -11,7 +10,7 @@
 namespace flash_attention::cpu {
 namespace {
 
-/// Rows of K. and V. of a tile; no data where they are 0.
+/// Rows of K. and V. of a tile. No data if they are 0.
 struct KeyTangents {
   FloatRows K{nullptr, 0}, V{nullptr, 0};
 
@@ -25,20 +24,21 @@ struct KeyTangents {
 };
 
 struct ScoreTangents {
-  alignas(64) float S[block_kv * block_q];           // in units of log2(e); hidden ones -inf
-  alignas(64) float tangent[block_kv * block_q];     // of the score as it enters the softmax, not of S; hidden ones 0
+  alignas(64) float S[block_kv * block_q];  // in units of log2(e); hidden scores are -inf
+  // of the score that enters the softmax, not of S; hidden scores have 0
+  alignas(64) float tangent[block_kv * block_q];
   alignas(64) float derivative[block_kv * block_q];  // of the soft cap
   alignas(64) float slope[block_kv * block_q];       // of the program
 
-  /// Qt [head_dim][lanes] holds query_factor * Q, Qt_tangent the same of its tangent. raw, second: null, or memory for the
-  /// tangent of the score before the soft cap, and for the cap's second derivative.
+  /// Qt [head_dim][lanes] holds query_factor * Q, Qt_tangent holds query_factor * tangent of Q. raw, second: null, or
+  /// memory for the tangent of the score before the soft cap, and for the cap's second derivative.
   void compute(const Call& call, const RowBlock& block, const Tile& tile, FloatRows K, FloatRows K_tangent, const float* Qt,
                const float* Qt_tangent, NextTile* next, float* raw = nullptr, float* second = nullptr) {
     score_tile(call, block, tile, K, Qt, S, {.first = derivative, .second = second}, next, {.slope = slope});
     multiply_tangents(call, block, tile, K, K_tangent, Qt, Qt_tangent);
     const int size = tile.count * block.lanes();
     const bool capped = call.softcap > 0;
-    const float factor = capped ? call.softcap : ln_2;  // what query_factor has beside the scale
+    const float factor = capped ? call.softcap : ln_2;  // query_factor without the scale
     for (int i = 0; i < size; i += vector_lanes) {
       Vec value = load(tangent + i) * factor;
       if (raw != nullptr) store(raw + i, value);
@@ -52,7 +52,7 @@ struct ScoreTangents {
       for (int i = 0; i < size; i += vector_lanes) store(tangent + i, load(tangent + i) * load(slope + i));
     }
     if (tile.weighted) return;
-    for (int i = 0; i < size; i += vector_lanes) {  // behind a hidden score there may be NaN
+    for (int i = 0; i < size; i += vector_lanes) {  // a hidden score may have NaN here
       const auto seen = load(S + i) == -infinity;
       store(tangent + i, select(seen, Vec{}, load(tangent + i)));
       if (raw != nullptr) store(raw + i, select(seen, Vec{}, load(raw + i)));

@@ -1,12 +1,12 @@
 #pragma once
 
-// Second derivatives: the gradients of F, a sum of backward's results dq, dk, dv, dbias and dsink, each times what was
-// given as a tangent. F is also dout times the tangent of out, so the first step is that of tangent.h: it gives dF / ddout
-// and dF / ddlse, and of each row, with delta = dot(dO, O) - dlse,
+// Second derivatives: the gradients of F, which is the sum of backward's results dq, dk, dv, dbias and dsink, each
+// times its given tangent. F is also dout times the tangent of out. So the first step is that of tangent.h: it gives dF
+// / ddout and dF / ddlse, and for each row, with delta = dot(dO, O) - dlse,
 //
 //     mu = lse.        R = dot(dO, O.) - mu delta
 //
-// The second step is shaped as backward, with the same splits and the same third and later steps:
+// The second step has the structure of backward, with the same splits and the same third and later steps:
 //
 //     for each block of 48 queries of this item, for each tile of 64 keys that some query sees:
 //         S, S.                                     score_tangents.h;  P = 2^(S - lse)
@@ -24,7 +24,7 @@
 namespace flash_attention::cpu {
 namespace {
 
-/// What the first step leaves of a row at CpuRegion::second_rows.
+/// The results of the first step for a row, at CpuRegion::second_rows.
 struct RowOfSecond {
   float mu, delta, rest;
 };
@@ -39,7 +39,7 @@ inline void second_rows(const Call& call, std::int64_t item, void* memory) {
   const RowBlock& block = blocks[0];
   TangentRows& rows = scratch.rows;
   write_tangents(call, block, rows);
-  float* dOt = rows.Qt;  // Q is done with
+  float* dOt = rows.Qt;  // Q is no longer needed
   gather_rows(call, block, call.dout, call.head_dim_v, 1, dOt);
   alignas(64) float of_out[block_q], of_tangent[block_q];
   for (int v = 0; v < block.lanes(); v += vector_lanes) {
@@ -66,7 +66,7 @@ inline void second_rows(const Call& call, std::int64_t item, void* memory) {
   }
 }
 
-/// A block's rows in lanes, as the second step reads them.
+/// A block's rows in lanes, for the second step.
 struct SecondLanes : GradientRows {
   alignas(64) float Qt_tangent[max_head_dim * block_q];
   alignas(64) float mu[block_q];
@@ -83,16 +83,16 @@ struct SecondLanes : GradientRows {
   }
 };
 
-/// A tile's scores on the way to second derivatives, each [keys][lanes].
+/// A tile's scores and their second derivatives, each [keys][lanes].
 struct SecondTile {
-  ScoreTangents scores;                      // at the end in S the weights of dO, in tangent dS2
+  ScoreTangents scores;                      // at the end S holds the weights of dO, and tangent dS2
   alignas(64) float dS[block_kv * block_q];  // first dP, then dS
   alignas(64) float dP_tangent[block_kv * block_q];
   alignas(64) float keep[block_kv * block_q];    // of dropout
-  alignas(64) float raw[block_kv * block_q];     // of the scores before the soft cap, the tangents
-  alignas(64) float second[block_kv * block_q];  // of the soft cap, the second derivative
+  alignas(64) float raw[block_kv * block_q];     // tangents of the scores before the soft cap
+  alignas(64) float second[block_kv * block_q];  // the second derivative of the soft cap
 
-  /// Before the soft cap's derivatives.
+  /// The state before the soft cap's derivatives are applied.
   void compute(const Call& call, const RowBlock& block, const Tile& tile, const SecondLanes& rows, FloatRows K, FloatRows V,
                const KeyTangents& tangents, NextTile* next = nullptr) {
     const bool capped = call.softcap > 0;
@@ -120,7 +120,7 @@ struct SecondTile {
     if (call.softcap == 0) return;
     for (int i = 0; i < size; i += vector_lanes) {
       const Vec ds = load(dS + i), ds2 = load(scores.tangent + i), derivative = load(scores.derivative + i);
-      const auto nothing = (ds == 0.0f) & (ds2 == 0.0f);  // behind a hidden score the derivatives may be NaN
+      const auto nothing = (ds == 0.0f) & (ds2 == 0.0f);  // the derivatives of a hidden score may be NaN
       store(scores.tangent + i, select(nothing, Vec{}, ds2 * derivative + ds * load(second + i) * load(raw + i)));
       store(dS + i, select(nothing, Vec{}, ds * derivative));
     }
@@ -131,7 +131,7 @@ struct SecondTile {
     const Vec s = load(scores.S + i), s_tangent = load(scores.tangent + i), mu = load(rows.mu + v);
     const auto hidden = s == -infinity, dropped = kept == 0.0f;
     const Vec p = select(hidden, Vec{}, exp2(s - load(rows.lse + v)));
-    const Vec dp = select(dropped, Vec{}, load(dS + i) * kept);  // V may be NaN where it was dropped
+    const Vec dp = select(dropped, Vec{}, load(dS + i) * kept);  // V may be NaN if it was dropped
     dp_tangent = select(dropped, Vec{}, dp_tangent * kept);
     const Vec above = dp - load(rows.delta + v);
     const Vec of_p = s_tangent * above + dp_tangent - mu * dp - load(rows.rest + v);
@@ -141,7 +141,7 @@ struct SecondTile {
   }
 };
 
-/// What is kept of a block of rows while the keys go by.
+/// The state of a block of rows while the loop goes over the keys.
 struct SecondRows {
   SecondLanes lanes;
   alignas(64) float dQt[max_head_dim * block_q];
@@ -199,7 +199,7 @@ inline void second(const Call& call, std::int64_t item, void* memory) {
   });
 }
 
-/// What dbias.h takes to sum dF / dbias.
+/// The scratch of dbias.h for the sums of dF / dbias.
 struct SecondBiasScratch {
   SecondLanes rows;
   SecondTile tile;

@@ -10,7 +10,7 @@
 //         At = rescale * At + V^T (P S.) + V.^T P
 //     lse. = moment / row_sum,  out. = At^T / row_sum - lse. out
 //
-// Dropout's factors multiply P and P S. where they meet values.
+// Dropout's factors multiply P and P S. in their products with values.
 
 #include "cpu/tangent/score_tangents.h"
 #include "cpu/tile/partial.h"
@@ -18,7 +18,7 @@
 namespace flash_attention::cpu {
 namespace {
 
-/// What is kept of a block of rows while the keys go by.
+/// The state of a block of rows while the loop goes over the keys.
 struct TangentRows {
   alignas(64) float Qt[max_head_dim * block_q];
   alignas(64) float Qt_tangent[max_head_dim * block_q];
@@ -39,7 +39,7 @@ struct TangentRows {
     started = false;
   }
 
-  /// From sums to out, lse and their tangents.
+  /// Turns sums into out, lse and their tangents.
   void finish(const Call& call, const RowBlock& block) {
     if (!started) {
       for (int i = 0; i < call.head_dim_v * block.lanes(); ++i) Ot[i] = At[i] = 0;
@@ -62,7 +62,7 @@ struct TangentRows {
     }
   }
 
-  /// What the sink takes of a row.
+  /// The sink's share of a row.
   float sink_share(const Call& call, const RowBlock& block, int lane) const {
     if (block.unused[lane] || lse[lane] == -infinity) return 0;
     return exp2_one((call.sink[block.head[lane]] - lse[lane]) * log2_e);
@@ -81,7 +81,7 @@ struct TangentScratch {
   alignas(64) float rescale[block_q];
 };
 
-/// S. becomes P S., which is added up in moment.
+/// S. becomes P S., which is also added to moment.
 inline void add_moments(const RowBlock& block, int keys, const float* P, float* tangent, const float* rescale,
                         float* moment) {
   for (int v = 0; v < block.lanes(); v += vector_lanes) {
@@ -128,8 +128,8 @@ inline void tangent_tile(const Call& call, const RowBlock& block, const Tile& ti
 
 inline std::int64_t tangent_items(const Call& call) { return call.batch * call.heads_kv * blocks_per_head(call); }
 
-/// The rows of one item in scratch.rows: from queries to results. Later blocks, which see more under a causal mask, come
-/// first.
+/// Processes the rows of one item in scratch.rows, from queries to results. Later blocks come first: under a causal
+/// mask they see more keys.
 inline BlockList tangents_of_rows(const Call& call, std::int64_t item, TangentScratch& scratch) {
   const std::int64_t block = blocks_per_head(call) - 1 - item % blocks_per_head(call);
   item /= blocks_per_head(call);
@@ -143,7 +143,7 @@ inline BlockList tangents_of_rows(const Call& call, std::int64_t item, TangentSc
   return blocks;
 }
 
-/// The tangents of out and lse, from finished rows.
+/// Writes the tangents of out and lse, from finished rows.
 inline void write_tangents(const Call& call, const RowBlock& block, const TangentRows& rows) {
   alignas(64) float ones[block_q];
   for (float& one : ones) one = 1;

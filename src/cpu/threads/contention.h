@@ -7,10 +7,11 @@
 
 namespace flash_attention::cpu {
 
-/// Whether others need the processors. A team of OpenMP waits for all of its threads, which takes time slices then. Where
-/// that is the rule, eight of the last 16 teams with a thread that came late, the pool, whose caller waits for no thread
-/// that has not begun, has the loops of the next second. A few say nothing: a virtual processor that was away for a moment
-/// makes one, and beside a team that another library keeps awake the pool is several times slower.
+/// Whether other processes need the processors. A team of OpenMP waits for all of its threads, which then takes time
+/// slices. If that happens regularly (in eight of the last 16 teams a thread was late), the loops of the next second
+/// run on the pool, whose caller never waits for a thread that has not begun. A few late teams mean nothing: one is
+/// late if a virtual processor is away for a moment, and beside a team that another library keeps awake the pool is
+/// several times slower.
 class Contention {
  public:
   using Time = std::chrono::steady_clock::time_point;
@@ -28,14 +29,14 @@ class Contention {
   }
 
  private:
-  /// Threads may note at the same time and lose one.
+  /// Two threads may note at the same time, and lose one note.
   std::uint16_t note(unsigned late) {
     const auto last = static_cast<std::uint16_t>(last_teams_.load(std::memory_order_relaxed) << 1 | late);
     last_teams_.store(last, std::memory_order_relaxed);
     return last;
   }
 
-  std::atomic<std::uint16_t> last_teams_{0};  // a bit each, the last one lowest: it came late
+  std::atomic<std::uint16_t> last_teams_{0};  // one bit for each team, the last one lowest: it was late
   std::atomic<Time::rep> until_{0};
 };
 

@@ -11,9 +11,9 @@
 
 namespace flash_attention::cpu {
 
-/// A loop on a team. As in ThreadPool, each thread begins with a separate range and then takes from the others'.
+/// A loop on a team. As in ThreadPool, each thread begins with its own range and then takes from the ranges of others.
 struct OpenMp::Team {
-  static constexpr int most = 256;  // ranges; more threads than that begin together
+  static constexpr int most = 256;  // ranges; with more threads, some begin in the same range
 
   struct alignas(64) Range {
     std::atomic<std::int64_t> next;
@@ -24,8 +24,8 @@ struct OpenMp::Team {
   Body body;
   void* context;
   int num_threads, num_ranges;
-  std::atomic<int> num_begun{0};                      // threads that are here
-  std::chrono::steady_clock::time_point caller_done;  // where some were not when the caller had no more to do
+  std::atomic<int> num_begun{0};                      // threads that have arrived
+  std::chrono::steady_clock::time_point caller_done;  // if some had not begun when the caller had nothing more to do
   bool some_missing = false;
   Range ranges[most];
 
@@ -66,19 +66,20 @@ int OpenMp::threads() const {
 
 bool OpenMp::run(std::int64_t count, Body body, void* context, int threads) const {
   Team team(*this, body, context, count, threads);
-  // The team always has its full size, also for a short loop: GCC's runtime ends the threads that a smaller team leaves
-  // out and starts new ones later.
+  // The team always has its full size, even for a short loop: GCC's runtime ends the threads that a smaller team leaves
+  // out, and starts new ones later.
   if (gomp_parallel_ != nullptr) {
     gomp_parallel_(work, &team, static_cast<unsigned>(threads), 0);
   } else {
     run_by_kmpc(team);
   }
-  constexpr std::chrono::milliseconds long_wait{1};  // much more than it takes to wake a thread where a processor is free
+  // much longer than it takes to wake a thread if a processor is free
+  constexpr std::chrono::milliseconds long_wait{1};
   return !team.some_missing || std::chrono::steady_clock::now() - team.caller_done < long_wait;
 }
 
 void OpenMp::run_by_kmpc(Team& team) const {
-  struct Where {  // ident_t: where in a source the loop is
+  struct Where {  // ident_t: the place of the loop in a source
     std::int32_t reserved_1 = 0, flags = 2, reserved_2 = 0, reserved_3 = 0;
     const char* source = ";unknown;unknown;0;0;;";
   };
@@ -98,7 +99,7 @@ bool OpenMp::find_entries(void* library) {
   }
   Dl_info info{};
   if (dladdr(reinterpret_cast<void*>(max_threads_), &info) != 0 && info.dli_fname != nullptr) library_ = info.dli_fname;
-  dlopen(library_.c_str(), RTLD_LAZY | RTLD_NOLOAD);  // it stays loaded
+  dlopen(library_.c_str(), RTLD_LAZY | RTLD_NOLOAD);  // so that it stays loaded
   return true;
 }
 
@@ -116,7 +117,7 @@ const OpenMp* OpenMp::in(void* library) {
   return found.find_entries(library) ? keep(found) : nullptr;
 }
 
-/// Looks through the libraries of the process.
+/// Searches the libraries of the process.
 class Search {
  public:
   Search() {
@@ -130,8 +131,8 @@ class Search {
 
   bool has_torch() const { return !torch_.empty(); }
 
-  /// What every library sees comes first: that is what torch was bound to. Torch's wheels bring a runtime under a name of
-  /// its own, which may be seen by torch alone. Last come the runtimes of others.
+  /// The runtime that every library sees comes first, since torch is bound to it. Torch's wheels contain a runtime with
+  /// its own name, which perhaps only torch sees: it comes next. The runtimes of other libraries come last.
   const OpenMp* runtime(const OpenMp* known) const {
     void* torch = has_torch() ? dlopen(torch_.c_str(), RTLD_LAZY | RTLD_NOLOAD) : nullptr;
     OpenMp found;

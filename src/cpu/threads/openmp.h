@@ -7,33 +7,34 @@
 
 namespace flash_attention::cpu {
 
-/// An OpenMP runtime that somebody else has loaded into this process, mostly torch: after each of its loops the runtime's
-/// workers look for work for milliseconds, and a pool of our own would share the cores with them. Found by symbol in the
-/// loaded libraries, so that nothing is linked: GOMP_parallel (GCC's runtime, and the others that offer its entries) or
-/// __kmpc_fork_call (LLVM's and Intel's).
+/// An OpenMP runtime that another library, mostly torch, has loaded into this process. After each of torch's loops the
+/// runtime's workers look for work for milliseconds, and a pool of our own would compete with them for the cores. It is
+/// found by symbol in the loaded libraries, so nothing is linked: GOMP_parallel (GCC's runtime, and others with its
+/// entries) or __kmpc_fork_call (LLVM's and Intel's).
 class OpenMp {
  public:
-  /// The runtime to use, null if none is loaded. Libraries may come later (torch imported after us), so it looks again
-  /// where some were loaded, at most every 0.1 s, and no more once it has seen torch's. Never gives one up.
+  /// The runtime to use, or null if none is loaded. Libraries may be loaded later (torch imported after us). So it
+  /// looks again if some were, at most every 0.1 s, and no more once it has seen the runtime of torch. It never gives
+  /// one up.
   static const OpenMp* loaded();
 
-  /// The runtime of one library, a handle of dlopen, or of the whole process (RTLD_DEFAULT); null where it has none. Kept
-  /// for the life of the process.
+  /// The runtime of one library (a handle of dlopen) or of the whole process (RTLD_DEFAULT); null if it has none. It is
+  /// kept for the life of the process.
   static const OpenMp* in(void* library);
 
   /// Forgets that another thread was looking; for the child of fork().
   static void after_fork();
 
-  /// Of a loop that the calling thread begins: what torch.set_num_threads, omp_set_num_threads or OMP_NUM_THREADS say, and
-  /// 1 inside of a parallel region.
+  /// The threads of a loop that the calling thread begins: set by torch.set_num_threads, omp_set_num_threads or
+  /// OMP_NUM_THREADS, and 1 inside of a parallel region.
   int threads() const;
 
-  /// body(context, i) for each i in [0, count), on a team of so many threads, or as many as the runtime gives. False where
-  /// the caller, all work being done, waited long for a thread of the team that had not even begun: others need the
-  /// processors.
+  /// Calls body(context, i) for each i in [0, count), on a team of `threads` threads, or as many as the runtime gives.
+  /// Returns false if the caller, with all work done, waited long for a thread of the team that had not even begun:
+  /// then others need the processors.
   bool run(std::int64_t count, Body body, void* context, int threads) const;
 
-  /// The file that it comes from.
+  /// The file of the runtime.
   const std::string& library() const { return library_; }
 
  private:
@@ -52,9 +53,10 @@ class OpenMp {
   int (*max_threads_)() = nullptr;
   int (*thread_num_)() = nullptr;
   int (*in_parallel_)() = nullptr;
-  int (*torch_threads_)() = nullptr;  // at::get_num_threads, which counts for threads that have not yet used OpenMP, too
+  // at::get_num_threads, which is also right for threads that have not used OpenMP yet
+  int (*torch_threads_)() = nullptr;
   std::string library_;
-  const OpenMp* kept_before_ = nullptr;  // a list of all there are: none is ever deleted, because loops may run on it
+  const OpenMp* kept_before_ = nullptr;  // a list of all runtimes: none is ever deleted, because loops may run on it
 
   friend class Search;
 };

@@ -7,18 +7,18 @@
 
 namespace flash_attention::cpu {
 
-/// Threads that a loop of this thread would use now: those of the caller's hook (set_parallel_for), else of an OpenMP team
-/// that is there (openmp.h), else of the library's own pool. Asked for each call: torch.set_num_threads may have changed
-/// it.
+/// The number of threads that a loop of this thread would use now: those of the caller's hook (set_parallel_for),
+/// otherwise of an OpenMP team (openmp.h), otherwise of the library's own pool. It is asked for each call, since
+/// torch.set_num_threads may have changed it.
 int num_threads();
 
 /// How many, and whose, in words.
 std::string describe_threads();
 
-/// Whether a call with so many multiplications should use other threads: always if it takes about 25 us, on an OpenMP team
-/// if it takes 8 us, and if it takes 3 us and begins so soon after this thread's last call that the workers are awake. (The
-/// caller waits for no worker to wake, so what is lost where they sleep is the call that wakes them.) Lives as long as the
-/// call.
+/// Whether a call with this many multiplications should use other threads: always if it takes about 25 us; on an OpenMP
+/// team if it takes 8 us; and if it takes 3 us and begins so soon after this thread's last call that the workers are
+/// awake. (The caller waits for no worker to wake. If they sleep, only the call that wakes them is lost.) Lives as long
+/// as the call.
 class Sharing {
  public:
   explicit Sharing(double multiplications);
@@ -31,7 +31,7 @@ class Sharing {
   bool timed_, worth_it_;
 };
 
-/// body(context, i) for each i in [0, count): on those threads, or (serial) the calling thread. The first
+/// Calls body(context, i) for each i in [0, count): on those threads, or (serial) on the calling thread. The first
 /// exception of a body is thrown again after all have ended.
 void parallel_for(std::int64_t count, bool serial, Body body, void* context);
 

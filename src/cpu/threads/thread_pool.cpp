@@ -11,7 +11,7 @@
 namespace flash_attention::cpu {
 namespace {
 
-constexpr std::int64_t max_loop = std::int64_t{1} << 31;  // indices of one loop, so that they fit under its number
+constexpr std::int64_t max_loop = std::int64_t{1} << 31;  // indices of one loop, so that they fit below its number
 
 void pause() {
 #if defined(__x86_64__)
@@ -21,7 +21,7 @@ void pause() {
 #endif
 }
 
-/// Processor time that this thread has had.
+/// The processor time that this thread has used.
 std::chrono::nanoseconds own_time() {
   timespec time{};
   clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
@@ -49,7 +49,7 @@ ThreadPool::ThreadPool(int threads) : ranges_(static_cast<std::size_t>(std::max(
   sched_getaffinity(0, sizeof allowed_, &allowed_);
   try {
     for (std::size_t i = 1; i < ranges_.size(); ++i) workers_.emplace_back([this, i] { work(i); });
-  } catch (const std::system_error&) {  // a limit on threads or memory: those that did start have to do
+  } catch (const std::system_error&) {  // a limit on threads or memory: the threads that did start must be enough
   }
 }
 
@@ -91,7 +91,7 @@ void ThreadPool::help(std::uint32_t loop, std::size_t self) {
 void ThreadPool::keep_workers_off(int processor) {
   if (processor == callers_processor_) return;
   callers_processor_ = processor;
-  cpu_set_t others = allowed_;  // not the caller's mask: it may have been pinned to some of them
+  cpu_set_t others = allowed_;  // not the caller's mask, which may be pinned to some of them
   if (processor >= 0) CPU_CLR(static_cast<std::size_t>(processor), &others);
   if (CPU_COUNT(&others) < static_cast<int>(workers_.size())) others = allowed_;
   if (CPU_COUNT(&others) == 0) return;
@@ -139,7 +139,7 @@ void ThreadPool::run(std::int64_t count, Body body, void* context, int threads) 
 }
 
 void ThreadPool::work(std::size_t self) {
-  constexpr int give_way = 64;  // times that a worker sleeps at once after it found others on its processor
+  constexpr int give_way = 64;  // how often a worker sleeps at once after it found other processes on its processor
   int sleeps_at_once = 0;
   for (std::uint32_t seen = 0; !stop_.load();) {
     if (sleeps_at_once > 0) {

@@ -1,7 +1,7 @@
 #pragma once
 
-// The products of pairs.h on the tile registers of AMX: 16 rows of A by 32 of its columns, 16 words by 16 lanes of B, two
-// tiles by two. Tiles is simd/amx.h, or a model of it in a test.
+// The products of pairs.h on the tile registers of AMX: 16 rows of A by 32 of its columns, 16 words by 16 lanes of B,
+// two tiles by two. Tiles is simd/amx.h, or in a test a model of it.
 
 #include "cpu/tile/pairs.h"
 

@@ -1,8 +1,8 @@
 #pragma once
 
-// The range of keys that a row sees moves on with its query (causal, window), or ends with its document. Where it begins or
-// ends in a tile, some vectors of lanes see none of some keys: the products leave them out, by vectors for some keys, or by
-// keys for a vector. At length 128 that is a third of all products of a causal call.
+// The range of keys that a row sees moves on with its query (causal, window), or ends with its document. If it begins
+// or ends in a tile, some vectors of lanes see none of some keys. The products leave these out: some vectors for each
+// few keys, or some keys for each vector. At length 128 that is a third of all products of a causal call.
 
 #include "cpu/tile/multiply.h"
 #include "cpu/tile/tile.h"
@@ -13,7 +13,7 @@ namespace {
 /// Keys that the products take at a time.
 FLASH_ATTENTION_INLINE int diagonal_step(const Tile& tile) { return tile.has_diagonal ? vector_lanes : tile.count; }
 
-/// The vectors that see some of the keys [key, key + count) of a tile, and those between them.
+/// The vectors that see some of the keys [key, key + count) of a tile, and all vectors between them.
 struct VectorsOfKeys {
   int first = 0, last;
 
@@ -26,7 +26,7 @@ struct VectorsOfKeys {
   int count() const { return last - first; }
 };
 
-/// Whether the vectors of a block see so few of a tile's keys that each is better off with its own.
+/// Whether the vectors of a block see so few of a tile's keys that it is better to process each with its own keys.
 inline bool apart_by_vectors(const RowBlock& block, const Tile& tile) {
   if (!tile.has_diagonal) return false;
   int seen = 0;
@@ -34,8 +34,8 @@ inline bool apart_by_vectors(const RowBlock& block, const Tile& tile) {
   return 6 * seen < 5 * block.vectors * tile.count;
 }
 
-/// C[key][lane] = sum over the columns of rows[key][column] * Bt[column][lane], for the keys [key, key + count) of a tile.
-/// It is 0 where it was left out: such scores are hidden later. Start::add: C += that.
+/// C[key][lane] = sum over the columns of rows[key][column] * Bt[column][lane], for the keys [key, key + count) of a
+/// tile. Scores that are left out are 0, and are hidden later. Start::add: added to C.
 template <Start start = Start::zero>
 inline void multiply_keys(const RowBlock& block, const Tile& tile, int key, int count, FloatRows rows, const float* Bt,
                           int columns, float* C) {

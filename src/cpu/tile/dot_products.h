@@ -38,8 +38,8 @@ struct DotProducts {
   }
 };
 
-/// How decode multiplies rows of bfloat16: as they are, pairs of columns with the query, and pairs of keys, rounded, with
-/// the values.
+/// Dots of bfloat16 rows: pairs of columns are multiplied with the query in place, and pairs of keys, rounded, with the
+/// values.
 struct PairDots {
   using Keys = Bfloat16;
   static constexpr int columns = 2 * vector_lanes, vectors = 1, max_rows = 8;
@@ -57,7 +57,7 @@ struct PairDots {
     }
   }
 
-  /// Each row's probabilities as halves, at the place where the row begins.
+  /// Stores each row's probabilities as halves, at the beginning of the row.
   static void prepare_weights(int rows, int keys, float* P) {
     for (int row = 0; row < rows; ++row, P += block_kv) {
       for (int key = 0; key < keys; key += vector_lanes) {

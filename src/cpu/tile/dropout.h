@@ -22,7 +22,7 @@ inline void philox(std::uint32_t (&counter)[4][vector_lanes], std::uint32_t key0
   }
 }
 
-/// keep[key][lane] = 1 / (1 - p) where the score is kept, else 0. The tile begins at a multiple of 16.
+/// keep[key][lane] = 1 / (1 - p) if the score is kept, otherwise 0. The tile begins at a multiple of 16.
 inline void dropout_factors(const Call& call, const RowBlock& block, const Tile& tile, float* keep) {
   const auto low = [](std::uint64_t x) { return static_cast<std::uint32_t>(x); };
   const auto high = [](std::uint64_t x) { return static_cast<std::uint32_t>(x >> 32); };

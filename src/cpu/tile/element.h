@@ -1,7 +1,7 @@
 #pragma once
 
-// The element types of tensors: each a type that loads and stores a vector of them as float, and that says how the product
-// of multiply.h takes one.
+// The element types of tensors. Each is a type that loads and stores a vector of elements as float, and defines how the
+// product of multiply.h reads one.
 
 #include "cpu/call.h"
 
@@ -50,7 +50,7 @@ FLASH_ATTENTION_INLINE void with_any_element(Dtype element, Use use) {
   }
 }
 
-/// Calls use(T{}) with the type of a tensor's elements, which in an object for one type is that.
+/// Calls use(T{}) with the type of a tensor's elements. In an object for one type it is that type.
 template <class Use>
 FLASH_ATTENTION_INLINE void with_element(Dtype element, Use use) {
   if constexpr (only_bfloat16) {
@@ -67,7 +67,7 @@ constexpr int bytes_of(Dtype element) {
   return element == Dtype::float32 ? 4 : is_narrow(element) ? 1 : 2;
 }
 
-/// The first `count` elements, and 0; all of a vector if there are as many.
+/// The first `count` elements, then 0; a whole vector if count is large enough.
 template <class T>
 FLASH_ATTENTION_INLINE Vec load_some(const typename T::Stored* from, int count) {
   return count >= vector_lanes ? T::load(from) : T::to_float(load_first(from, count));

@@ -1,8 +1,8 @@
 #pragma once
 
-// Products over rows of which some are hidden or dropped. Such a score has weight 0, but 0 * NaN is NaN: a row that holds
-// Inf or NaN must be multiplied only where its weight is not 0. Such rows are rare, so the product runs over a copy in
-// which they are cleared, and they are added one by one.
+// Products over rows of which some are hidden or dropped. The score of such a row has weight 0, but 0 * NaN is NaN. So
+// a row that holds Inf or NaN must be multiplied only if its weight is not 0. Such rows are rare: the product runs over
+// a copy in which they are cleared, and they are added one by one.
 
 #include "cpu/tile/lanes.h"
 #include "cpu/tile/multiply.h"
@@ -18,10 +18,10 @@ struct SafeRows {
   int num_nonfinite = 0;
 };
 
-/// Whether rows of T hold neither Inf nor NaN: then 0 times all of them is 0.
+/// Whether rows of T hold neither Inf nor NaN. Then 0 times any of them is 0.
 template <class T>
 inline bool are_finite(const typename T::Stored* rows, std::int64_t stride, int count, int columns) {
-  constexpr int chains = 4;  // sums that do not wait for each other
+  constexpr int chains = 4;  // sums that do not depend on each other
   Vec zero[chains] = {};
   for (int j = 0; j < count; j += chains) {
     const typename T::Stored* row[chains];

@@ -1,6 +1,6 @@
 #pragma once
 
-// Between rows in memory and lanes in vectors.
+// Transfers between rows in memory and lanes in vectors.
 
 #include "cpu/tile/narrow.h"
 #include "cpu/tile/rows.h"
@@ -66,7 +66,7 @@ inline void scatter_lanes(const float* from, int vectors, int rows, int columns,
   }
 }
 
-/// A query-side tensor of the block, into lanes.
+/// Loads a query-side tensor of the block into lanes.
 inline void gather_rows(const Call& call, const RowBlock& block, const TensorView& tensor, int columns, float factor,
                         float* to) {
   with_element(call.dtype, [&](auto type) {
@@ -78,7 +78,8 @@ inline void gather_rows(const Call& call, const RowBlock& block, const TensorVie
   });
 }
 
-/// Q of the block, into lanes; where it is of 8 bits, by way of a buffer of floats, and times its scale.
+/// Loads Q of the block into lanes. If it has 8 bits, it goes through a buffer of floats and is multiplied by its
+/// scale.
 inline void gather_queries(const Call& call, const RowBlock& block, float factor, float* buffer, float* to) {
   if (!is_narrow(call.q_dtype)) return gather_rows(call, block, call.q, call.head_dim, factor, to);
   for (int lane = 0; lane < block.lanes(); ++lane) {
@@ -94,7 +95,7 @@ inline void gather_queries(const Call& call, const RowBlock& block, float factor
   gather_lanes<Float32>(row_of, block.vectors, call.head_dim, factor, to);
 }
 
-/// Out of lanes, into a query-side tensor of the block.
+/// Stores lanes to a query-side tensor of the block.
 inline void scatter_rows(const Call& call, const RowBlock& block, const float* from, int columns, const float* factor,
                          const TensorView& tensor) {
   with_element(call.dtype, [&](auto type) {
@@ -104,7 +105,7 @@ inline void scatter_rows(const Call& call, const RowBlock& block, const float* f
   });
 }
 
-/// Rows of float, one after the other; padded with 0 to `stride` columns.
+/// Copies a row as float, padded with 0 to `stride` columns.
 template <class T>
 inline void copy_row(const typename T::Stored* from, int columns, float* to, int stride) {
   int c = 0;
@@ -118,8 +119,8 @@ struct FloatRows {
   std::int64_t stride;
 };
 
-/// Rows [begin, begin + count) of the block's key head as float: where they are, if they are float already, are together
-/// and (for whole vectors) need no padding, else converted into the buffer.
+/// Rows [begin, begin + count) of the block's key head as float. They are used in place if they are float, adjacent,
+/// and (for whole vectors) need no padding. Otherwise they are converted into the buffer.
 inline FloatRows key_rows(const Call& call, const RowBlock& block, const TensorView& tensor, std::int64_t begin, int count,
                           int columns, bool whole_vectors, float* buffer) {
   const bool as_they_lie = call.kv_dtype == Dtype::float32 && block.keys_together(call, begin) >= count;
@@ -141,7 +142,7 @@ inline FloatRows key_rows(const Call& call, const RowBlock& block, const TensorV
   return {buffer, stride};
 }
 
-/// Latent keys: each is its value, which is given as float, followed by columns of k.
+/// Latent keys: each is its value, given here as float, followed by columns of k.
 inline FloatRows latent_key_rows(const Call& call, const RowBlock& block, FloatRows V, std::int64_t begin, int count,
                                  float* buffer, float* spare) {
   const int stride = round_up(call.head_dim, vector_lanes);
@@ -163,8 +164,8 @@ inline std::int64_t copy_items(const Call& call) {
   return (packed ? 1 : call.batch) * call.heads_kv * ceil_div(packed ? call.total_kv : call.seq_kv, copied_rows);
 }
 
-/// Some rows of K and V of a key head as float, where they are far apart or are not float: they are read once for each
-/// block of queries.
+/// Copies some rows of K and V of a key head as float, if they are far apart or not float. Otherwise they would be
+/// converted once for each block of queries.
 inline void copy_keys(const Call& call, std::int64_t item, void* /*scratch*/) {
   const std::int64_t rows = call.cu_seqlens_kv != nullptr ? call.total_kv : call.seq_kv;
   const std::int64_t chunks = ceil_div(rows, copied_rows), first = item % chunks * copied_rows;

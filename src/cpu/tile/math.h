@@ -24,7 +24,7 @@ FLASH_ATTENTION_INLINE Vec exp2(Vec x) {
   return scale_by_power(mantissa, exponent, x);
 }
 
-/// Near 0 an odd Taylor polynomial, where 1 - 2 / (exp(2x) + 1) would cancel; elsewhere that.
+/// Near 0, where 1 - 2 / (exp(2x) + 1) would cancel, an odd Taylor polynomial; elsewhere that expression.
 FLASH_ATTENTION_INLINE Vec tanh(Vec x) {
   const Vec magnitude = absolute(x);
   const Vec far = 1.0f - 2.0f / (exp2(magnitude * (2 * log2_e)) + 1.0f);
@@ -39,14 +39,14 @@ FLASH_ATTENTION_INLINE Vec tanh(Vec x) {
   return (Vec)((Uint)result | ((Uint)x & 0x80000000u));
 }
 
-/// A bias or a program's score in units of log2(e): finite ones stay so.
+/// A bias or a program's score in units of log2(e). Finite numbers stay finite.
 FLASH_ATTENTION_INLINE Vec scaled_bias(Vec bias) {
   constexpr float largest = 2.3e38f;
   const Vec bounded = select(bias < -largest, splat(-largest), select(bias > largest, splat(largest), bias));
   return select(absolute(bias) == infinity, bias, bounded) * log2_e;
 }
 
-/// 2^x of one number, for what is done once a row.
+/// 2^x of one number, for work that is done once a row.
 inline float exp2_one(float x) { return exp2(splat(x))[0]; }
 
 }  // namespace

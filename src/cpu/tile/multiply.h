@@ -1,11 +1,11 @@
 #pragma once
 
-// The matrix product that all of attention is made of: C[row][lane] (+)= sum over k of A(row, k) * B[k][lane], with the
-// lanes of B and C in vectors and the elements of A broadcast. A register tile of C stays in registers for all of k. B may
-// have any element type; A and C are float. (For an instruction that multiplies pairs, an element of A and of B is a pair.)
+// The matrix product of all of attention: C[row][lane] (+)= sum over k of A(row, k) * B[k][lane]. The lanes of B and C
+// are in vectors, and elements of A are broadcast. A register tile of C stays in registers for all of k. B may have any
+// element type; A and C are float. (For an instruction that multiplies pairs, an element of A and of B is a pair.)
 //
-// Each step is one multiply-add, by name: C * factor + a * b, left to the compiler, may be contracted in two ways, which
-// differ in the last bit, and tiles of other shapes would not have to agree.
+// Each step is one multiply-add, called by name. The compiler may contract C * factor + a * b in two ways, which differ
+// in the last bit, so tiles of different shapes could disagree.
 
 #include "cpu/tile/rows.h"
 
@@ -18,7 +18,7 @@ enum class Start {
   rescale  // C = C * factor[lane] + A B
 };
 
-/// How A is in memory: element (row, k) at A[row * stride + k], or at A[k * stride + row].
+/// The layout of A: element (row, k) is at A[row * stride + k], or at A[k * stride + row].
 enum class Order { row_major, column_major };
 
 template <class T = Float32>
@@ -68,8 +68,8 @@ void multiply_tile(const Product<T>& product, const typename T::Left* A, const t
   }
 }
 
-/// Rows [row, end) of a strip `vectors` wide that begins at lane `lane`; what is left of them, fewer than `rows`, is not
-/// done.
+/// Rows [row, end) of a strip `vectors` wide, from lane `lane` on. A remainder of fewer than `rows` rows is not
+/// processed.
 template <int rows, int vectors, Start start, Order order, class T>
 inline void multiply_strip(const Product<T>& product, int row, int end, int lane) {
   const std::int64_t row_step = order == Order::row_major ? product.a_stride : 1;
@@ -80,8 +80,8 @@ inline void multiply_strip(const Product<T>& product, int row, int end, int lane
   }
 }
 
-/// A few rows in strips as wide as the registers allow: narrow ones would wait for their sums. What is left of the rows
-/// comes in half as many at a time.
+/// A few rows in strips as wide as the registers allow, because narrow strips would wait for their sums. The remaining
+/// rows are processed half as many at a time.
 template <int rows, Start start, Order order, class T>
 inline void multiply_few(const Product<T>& product, int row) {
   constexpr int room = tile_rows * tile_vectors / rows;
@@ -127,7 +127,7 @@ inline void multiply_slab(const Product<T>& product) {
   if (tiled < product.rows) multiply_few<4, start, order>(product, tiled);
 }
 
-/// In slabs of B that stay in L1 while the rows go by.
+/// Processes slabs of B that stay in L1 for all rows.
 template <Start start, Order order, class T = Float32>
 inline void multiply(const Product<T>& product) {
   constexpr int deepest = 128;

@@ -1,7 +1,7 @@
 #pragma once
 
-// Keys and values of 8 bits: rows of codes as rows of another type, exactly. Scales stay outside, but for prefill, which
-// works on floats.
+// Keys and values of 8 bits: rows of codes are converted exactly to another type. Scales are applied elsewhere, except
+// in prefill, which works on floats.
 
 #include "cpu/tile/rows.h"
 
@@ -33,7 +33,7 @@ FLASH_ATTENTION_INLINE bool with_codes(Dtype code, Use use) {
   return false;
 }
 
-/// What a code is worth is a bfloat16: nothing is left to round.
+/// The value of a code is a bfloat16, so nothing has to be rounded.
 template <class T>
 FLASH_ATTENTION_INLINE void store_codes(typename T::Stored* to, Vec x, int count) {
   if constexpr (__is_same(T, Bfloat16)) {
@@ -48,7 +48,7 @@ FLASH_ATTENTION_INLINE void store_codes(typename T::Stored* to, Vec x, int count
   }
 }
 
-/// A row of codes as T. columns: of the row, and no more is written.
+/// Converts a row of codes to T. Writes exactly `columns` columns.
 template <class T>
 inline void convert_codes(Dtype code, const std::uint8_t* from, int columns, typename T::Stored* to) {
   int c = 0;
@@ -62,7 +62,7 @@ inline void convert_codes(Dtype code, const std::uint8_t* from, int columns, typ
   });
 }
 
-/// The scale of the block's key head; 1 if there is none, or each row has its own.
+/// The scale of the block's key head; 1 if there is none, or if each row has its own.
 FLASH_ATTENTION_INLINE float scale_of_head(const Call& call, const RowBlock& block, const ScaleView& scales) {
   if (scales.data == nullptr || call.token_scales) return 1;
   return scales.data[block.batch * scales.batch_stride + block.kv_head * scales.head_stride];

@@ -1,8 +1,8 @@
 #pragma once
 
-// Products over bfloat16 as instructions with pairs do them: C[row][lane] (+)= sum over k of A[row][k] * B[k][lane], where
-// a 32-bit word of B holds B[k][lane] and B[k + 1][lane] for an even k. A is used as it is, so a row of A is a row of
-// words, too. An instruction set gives such products as a type:
+// Products over bfloat16 with instructions for pairs: C[row][lane] (+)= sum over k of A[row][k] * B[k][lane]. A 32-bit
+// word of B holds B[k][lane] and B[k + 1][lane] for an even k. A is used in place, so a row of A is a row of words,
+// too. An instruction set provides such products as a type:
 //
 //     row_unit, depth_unit              rows and depth are multiples of these
 //     begin(), end()                    around all products of an item
@@ -34,7 +34,7 @@ FLASH_ATTENTION_INLINE Short load_halves(const Half* from, int count) {
   return count >= vector_lanes ? load(from) : load_first(from, count);
 }
 
-/// The largest bits without sign in some rows of halves: Inf and NaN have 0x7f80 and more.
+/// The largest bits without sign in some rows of halves. Inf and NaN have 0x7f80 or more.
 struct LargestBits {
   Short lanes{};
 
@@ -63,8 +63,8 @@ FLASH_ATTENTION_INLINE Vec interleave(Short low, Short high) {
   return (Vec)(__builtin_convertvector(low, Uint) | (__builtin_convertvector(high, Uint) << 16));
 }
 
-/// to[column * to_stride + row] of rows [0, rows) that are `stride` apart and are padded to 16 columns; rows a multiple of
-/// 2 * vector_lanes.
+/// to[column * to_stride + row] of rows [0, rows) that are `stride` apart and padded to 16 columns; rows is a multiple
+/// of 2 * vector_lanes.
 inline void transpose_halves(const Half* from, int stride, int rows, int columns, Half* to, int to_stride) {
   for (int row = 0; row < rows; row += 2 * vector_lanes) {
     for (int column = 0; column < columns; column += vector_lanes) {
@@ -81,12 +81,12 @@ inline void transpose_halves(const Half* from, int stride, int rows, int columns
   }
 }
 
-/// One tile of keys of a key head, as rows are in the tensors.
+/// One tile of keys of a key head, in the tensors' rows.
 struct KeyTile {
   std::int64_t batch, first;
   int kv_head;
-  int count;   // that are in use
-  int padded;  // what products may look at
+  int count;   // in use
+  int padded;  // that products may read
 
   KeyTile(const Call& call, std::int64_t batch_idx, int kv_head_idx, std::int64_t tile)
       : batch(batch_idx), kv_head(kv_head_idx) {
@@ -102,10 +102,10 @@ struct KeyTile {
   }
 };
 
-/// A tile of keys each.
+/// One item for each tile of keys.
 inline std::int64_t pack_items(const Call& call) { return call.batch * call.heads_kv * ceil_div(call.seq_kv, block_kv); }
 
-/// Rows of a block of a query-side tensor in lanes, words of two columns: to[column / 2][lane], padded with 0.
+/// Loads rows of a block of a query-side tensor into lanes, words of two columns: to[column / 2][lane], padded with 0.
 inline void gather_pairs(const Call& call, const RowBlock& block, const TensorView& tensor, int columns, int padded,
                          float* to) {
   for (int v = 0; v < block.vectors; ++v) {

@@ -1,7 +1,7 @@
 #pragma once
 
-// Results of a block. With one split they go to out and lse; with several, sums and statistics go to the workspace and a
-// second step merges them: CpuRegion::split_sums and split_statistics.
+// The results of a block. With one split they go to out and lse. With several, sums and statistics go to the workspace
+// (CpuRegion::split_sums and split_statistics), and a second step merges them.
 
 #include "cpu/tile/softmax.h"
 
@@ -17,14 +17,14 @@ inline float* partial_sums(const Call& call, std::int64_t split, std::int64_t ro
          (split * total_rows(call) + row) * plan::cpu_padded(call.head_dim_v);
 }
 
-/// The largest score of a row, the sum relative to it, and with an entropy the moment.
+/// The largest score of a row and the sum relative to it; with an entropy also the moment.
 inline float* partial_statistics(const Call& call, std::int64_t split, std::int64_t row) {
   const int numbers = call.entropy != nullptr ? 3 : 2;
   return region<float>(call, plan::CpuRegion::split_statistics) + (split * total_rows(call) + row) * numbers;
 }
 
-/// A unit of work of forward: some blocks of rows (call.blocks_together) and a part of the keys. Later blocks, which see
-/// more under a causal mask, come first.
+/// A unit of work of forward: some blocks of rows (call.blocks_together) and a part of the keys. Later blocks come
+/// first: under a causal mask they see more keys.
 struct ForwardItem {
   std::int64_t batch, first_block;
   int kv_head, split;
@@ -50,7 +50,7 @@ inline std::int64_t merge_items(const Call& call) {
   return call.num_splits == 1 ? 0 : forward_items(call) / call.num_splits;
 }
 
-/// Narrows the keys of a block, or of a list of them, to one part: whole units, as equal as they go.
+/// Narrows the keys of a block, or of a list of blocks, to one part: whole units, as equal as possible.
 template <class Block>
 inline void take_split(const Call& call, int split, int unit, Block& block) {
   if (call.num_splits == 1 || block.key_end <= block.key_begin) return;
@@ -64,7 +64,7 @@ inline void write_lse(const Call& call, const RowBlock& block, int lane, float l
   if (call.lse != nullptr) call.lse[block.row_idx(call, lane)] = lse;
 }
 
-/// factor[lane] for the sums, and lse or the statistics for the merge.
+/// Computes factor[lane] for the sums, and lse or the statistics for the merge.
 inline void finish_rows(const Call& call, const RowBlock& block, int split, const Statistics& statistics, float* factor) {
   for (int lane = 0; lane < block.lanes(); ++lane) factor[lane] = 1;
   for (int lane = 0; lane < block.rows; ++lane) {
@@ -83,7 +83,7 @@ inline void finish_rows(const Call& call, const RowBlock& block, int split, cons
   }
 }
 
-/// The end of a block whose sums are in lanes, Ot[head_dim_v][lanes]. factor: memory for its lanes.
+/// Writes a block whose sums are in lanes, Ot[head_dim_v][lanes]. factor: memory for the factors of its lanes.
 inline void write_block(const Call& call, const RowBlock& block, int split, const Statistics& statistics, const float* Ot,
                         float* factor) {
   finish_rows(call, block, split, statistics, factor);
@@ -92,7 +92,7 @@ inline void write_block(const Call& call, const RowBlock& block, int split, cons
   scatter_lanes<Float32>(Ot, block.vectors, block.rows, call.head_dim_v, factor, row_of);
 }
 
-/// The same where they are in rows, O[rows][columns]; columns: head_dim_v, and what makes whole vectors.
+/// The same for sums in rows, O[rows][columns]; columns: head_dim_v rounded up to whole vectors.
 inline void write_rows(const Call& call, const RowBlock& block, int split, const Statistics& statistics, const float* O,
                        int columns, float* factor) {
   finish_rows(call, block, split, statistics, factor);
@@ -112,7 +112,7 @@ inline void write_rows(const Call& call, const RowBlock& block, int split, const
   }
 }
 
-/// The merge of one block's rows.
+/// Merges one block's rows.
 inline void merge(const Call& call, std::int64_t item, void* /*scratch*/) {
   const RowBlock block = ForwardItem(call, item * call.num_splits).rows(call);
   for (int lane = 0; lane < block.rows; ++lane) {

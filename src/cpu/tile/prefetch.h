@@ -1,14 +1,14 @@
 #pragma once
 
-// Prefetch of the rows of K and V that are read next. In a [seq, heads, dim] tensor the rows of a head are far apart, and
-// the hardware does not see them coming.
+// Prefetches the rows of K and V that are read next. In a [seq, heads, dim] tensor the rows of a head are far apart, so
+// the hardware does not predict them.
 
 #include "cpu/tile/rows.h"
 
 namespace flash_attention::cpu {
 namespace {
 
-/// Rows [next, end) of a key head, page by page where there are pages.
+/// Rows [next, end) of a key head, page by page if there are pages.
 struct KeyRuns {
   const Call* call;
   const RowBlock* block;
@@ -23,8 +23,8 @@ struct RowPrefetch {
   std::int64_t row_width;  // bytes
   const char* row = nullptr;
   std::int64_t stride = 0;  // bytes
-  std::int64_t width = 0;   // bytes of a row, or of all of a run where they are side by side
-  std::int64_t rows = 0;    // that are left of the run
+  std::int64_t width = 0;   // bytes of a row, or of a whole run if rows are adjacent
+  std::int64_t rows = 0;    // left in the run
   std::int64_t at = 0;
 
   RowPrefetch(const KeyRuns& key_runs, std::int64_t bytes_of_row) : runs(key_runs), row_width(bytes_of_row) { take_run(); }
@@ -41,7 +41,7 @@ struct RowPrefetch {
   }
 
  private:
-  /// The rows that follow, as far as they are one stride apart. The block may be at another key head by now.
+  /// Moves to the next rows that are one stride apart. The block may be at another key head by now.
   void take_run() {
     if (runs.next >= runs.end) return;  // the table may end here
     rows = smaller(runs.end - runs.next, runs.block->keys_together(*runs.call, runs.next));
@@ -53,23 +53,23 @@ struct RowPrefetch {
   }
 };
 
-/// Whether K and V are more than the caches keep: a prefetch of what is near costs as much as reading it.
+/// Whether K and V exceed the caches. If they do not, a prefetch would cost as much as the read.
 inline bool exceeds_cache(const Call& call) {
   return call.seq_kv * call.heads_kv * (call.head_dim + call.head_dim_v) * bytes_of(call.kv_dtype) >
          call.cache_resident_bytes;
 }
 
-/// The tile after the present one: prefetched bit by bit, while this one is worked on.
+/// The next tile, which is prefetched a few lines at a time while this one is processed.
 struct NextTile {
   RowPrefetch K, V;
-  int key_lines, value_lines;  // to prefetch with each step of the scores, and of the sums
+  int key_lines, value_lines;  // lines to prefetch with each step of the scores, and of the sums
 
   bool is_wanted() const { return K.rows > 0 || V.rows > 0; }
   FLASH_ATTENTION_INLINE void prefetch_keys() { K.prefetch(key_lines); }
   FLASH_ATTENTION_INLINE void prefetch_values() { V.prefetch(value_lines); }
 };
 
-/// Rows [begin, end) of `heads` key heads, from the block's on, that are side by side.
+/// Rows [begin, end) of `heads` adjacent key heads, from the block's on.
 inline RowPrefetch prefetch_of_rows(const Call& call, const RowBlock& block, const TensorView& tensor, int columns,
                                     int heads, std::int64_t begin, std::int64_t end) {
   return RowPrefetch({&call, &block, &tensor, block.kv_head, begin, smaller(end, block.key_end)},

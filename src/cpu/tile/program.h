@@ -1,7 +1,7 @@
 #pragma once
 
-// The interpreter of programs: each instruction is a loop over the keys of a part of a tile, with a query in each lane. No
-// compiler at run time; the values of 16 keys stay in L1.
+// The interpreter of programs. Each instruction is a loop over the keys of a part of a tile, with a query in each lane.
+// Nothing is compiled at run time; the values of 16 keys stay in L1.
 
 #include "cpu/tile/math.h"
 #include "cpu/tile/rows.h"
@@ -25,14 +25,14 @@ FLASH_ATTENTION_INLINE Vec by_lane(Vec x, Function function) {
 
 FLASH_ATTENTION_INLINE Vec natural_exp(Vec x) { return exp2(x * log2_e); }
 
-/// Towards 0; what no int can hold becomes the nearest that can, NaN 0.
+/// Rounds towards 0. A number out of range becomes the nearest int, NaN becomes 0.
 FLASH_ATTENTION_INLINE Int to_integer(Vec x) {
   const Vec bounded = select(x < -0x1p31f, splat(-0x1p31f), select(x > 2147483520.0f, splat(2147483520.0f), x));
   const Int whole = __builtin_convertvector(select(x == x, bounded, Vec{}), Int);
   return choose(x >= 0x1p31f, Int{} + 0x7fffffff, whole);
 }
 
-/// Rounded down. Anything by 0 is 0.
+/// Rounds down. Anything divided by 0 is 0.
 FLASH_ATTENTION_INLINE std::int32_t floor_quotient(std::int32_t x, std::int32_t y) {
   if (y == 0) return 0;
   const std::int64_t quotient = std::int64_t{x} / y;
@@ -49,7 +49,7 @@ struct Interpreter {
   const int v;  // the vector of lanes
   float (*slots)[program_keys * vector_lanes];
 
-  // The part of the tile that is worked on.
+  // The current part of the tile.
   const float* score = nullptr;  // of its first key
   int score_stride = 0;          // floats from key to key
   std::int32_t first_key = 0;
@@ -73,7 +73,7 @@ struct Interpreter {
     for (int key = 0; key < keys; ++key)
       store_int(to(step, key), function(load_int(at(step, 0, key)), load_int(at(step, 1, key))));
   }
-  /// Of floats or of ints.
+  /// For floats or ints.
   template <class Function>
   FLASH_ATTENTION_INLINE void compare(const Instruction& step, Function function) const {
     if (step.arg_type == Type::real) {
@@ -83,12 +83,12 @@ struct Interpreter {
       two_ints(step, [&](Int x, Int y) { return function(x, y); });
     }
   }
-  /// The same of floats and of ints. Ints go round where they leave their range.
+  /// The same for floats and ints. Ints wrap around.
   template <class Reals, class Ints>
   FLASH_ATTENTION_INLINE void either(const Instruction& step, Reals reals, Ints ints) const {
     step.type == Type::real ? two(step, reals) : two_ints(step, ints);
   }
-  /// Lane by lane; what is the same in all of them, once.
+  /// Lane by lane; once if all lanes are equal.
   template <class Function>
   FLASH_ATTENTION_INLINE void divide(const Instruction& step, Function function) const {
     two_ints(step, [&](Int x, Int y) {
@@ -101,7 +101,7 @@ struct Interpreter {
     for (int key = 0; key < keys; ++key) store(to(step, key), value);
   }
 
-  /// Where the element of a tensor is: an index counts from the end where it is negative, and is kept inside.
+  /// The place of an element in a tensor. A negative index counts from the end; every index is clamped to the tensor.
   FLASH_ATTENTION_INLINE Int offset(const Instruction& step, const ProgramTensor& tensor, int key) const {
     Int place{};
     for (int axis = 0; axis < tensor.rank; ++axis) {
@@ -213,7 +213,7 @@ inline void Interpreter::run(const Instruction& step) const {
     case Op::abs:
       if (step.type == Type::real) return one(step, [](Vec x) { return absolute(x); });
       return one(step, [](Vec x) { return (Vec)choose((Int)x < 0, (Int)(0u - (Uint)x), (Int)x); });
-    case Op::min:  // of a number and NaN: NaN, as torch has it
+    case Op::min:  // of a number and NaN: NaN, as in torch
       return either(
           step, [](Vec x, Vec y) { return select((x < y) | (x != x), x, y); },
           [](Int x, Int y) { return choose(x < y, x, y); });
@@ -238,7 +238,7 @@ inline void Interpreter::run(const Instruction& step) const {
     case Op::floor:
       return one(step, [](Vec x) { return by_lane(x, [](float y) { return __builtin_floorf(y); }); });
     case Op::detach:
-    case Op::slope:  // none is left
+    case Op::slope:  // removed before
       return one(step, [](Vec x) { return x; });
     case Op::eq:
       return compare(step, [](auto x, auto y) { return x == y; });
@@ -274,8 +274,8 @@ inline void Interpreter::run(const Instruction& step) const {
   }
 }
 
-/// Calls use(v, first, keys, result) for the parts of a tile; result(n, key) is where a vector of result n of a key is.
-/// S [keys][lanes]: the score that the code reads.
+/// Calls use(v, first, keys, result) for the parts of a tile; result(n, key) is the address of a vector: result n of a
+/// key. S [keys][lanes]: the score that the code reads.
 template <class Use>
 inline void run_code(const ProgramView& program, const Code& code, const ProgramRows& rows, std::int64_t begin, int count,
                      const float* S, Use use) {

@@ -1,6 +1,6 @@
 #pragma once
 
-// What a program does to a tile: which keys it hides, and what becomes of the scores S[key][lane].
+// Applies a program to a tile: hides keys, and changes the scores S[key][lane].
 
 #include "cpu/tile/element.h"
 #include "cpu/tile/program.h"

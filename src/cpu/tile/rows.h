@@ -1,7 +1,7 @@
 #pragma once
 
-// A block of query rows, one a lane. Where several query heads share a key head their rows are stacked: row r of the stack
-// is query r / stack of head first_head + r % stack, so that neighbouring lanes see nearly the same keys.
+// A block of query rows, one a lane. If several query heads share a key head their rows are stacked: row r of the stack
+// is query r / stack of head first_head + r % stack. So neighbouring lanes see nearly the same keys.
 
 #include "cpu/call.h"
 #include "cpu/region.h"
@@ -28,7 +28,7 @@ FLASH_ATTENTION_INLINE constexpr T larger(T x, T y) {
 constexpr int round_up(int value, int unit) { return (value + unit - 1) / unit * unit; }
 constexpr std::int64_t ceil_div(std::int64_t value, std::int64_t unit) { return (value + unit - 1) / unit; }
 
-/// One sequence of the batch: where it is and which of it is in use. docs/numerics.md.
+/// One sequence of the batch: its place, and the part of it that is in use. docs/numerics.md.
 struct Sequence {
   std::int64_t q_begin = 0, kv_begin = 0;  // in a packed tensor
   std::int64_t q_rows, kv_rows;            // of the tensor
@@ -58,10 +58,10 @@ struct RowBlock {
   int rows = 0;     // 0: nothing to do
   int vectors = 0;  // lanes in use: vectors * vector_lanes >= rows. Lanes past the rows repeat the last one
   std::int32_t query[block_q], head[block_q];
-  alignas(64) std::int32_t begin[block_q], end[block_q];  // the keys that a lane sees, but for the boolean mask
+  alignas(64) std::int32_t begin[block_q], end[block_q];  // the keys that a lane sees, before the boolean mask
   bool unused[block_q];                                   // a row past seqused_q
   std::int64_t vector_begin[block_vectors],
-      vector_end[block_vectors];              // the keys that some lane of a vector sees, likewise
+      vector_end[block_vectors];              // the same for the keys that some lane of a vector sees
   std::int64_t key_begin = 0, key_end = 0;    // seen by any lane
   std::int64_t full_begin = 0, full_end = 0;  // seen by all lanes
 
@@ -88,7 +88,7 @@ struct RowBlock {
       first = smaller<std::int64_t>(first, begin[lane]);
       last = larger<std::int64_t>(last, end[lane]);
     }
-    const int unit = call.invariant ? block_kv : 16;  // dropout's bits come in groups of 16 keys
+    const int unit = call.invariant ? block_kv : 16;  // dropout's bits are in groups of 16 keys
     key_begin = key_begin / unit * unit;
   }
 
@@ -103,7 +103,7 @@ struct RowBlock {
     kv_head = other_kv_head;
   }
 
-  /// Where row `lane` of a tensor over the query heads begins.
+  /// The address of row `lane` of a tensor over the query heads.
   FLASH_ATTENTION_INLINE char* row(const Call& call, const TensorView& tensor, int lane) const {
     return tensor.data + row_offset(tensor, lane) * bytes_of(call.dtype);
   }
@@ -112,7 +112,7 @@ struct RowBlock {
            head[lane] * tensor.head_stride;
   }
 
-  /// Key j's row of the block's key head. The one way to K and V, in pages or not.
+  /// The row of key j of the block's key head. All reads of K and V, in pages or not, use this.
   FLASH_ATTENTION_INLINE char* key_row(const Call& call, const TensorView& tensor, std::int64_t j) const {
     return key_row(call, tensor, j, kv_head);
   }
@@ -126,12 +126,12 @@ struct RowBlock {
                              bytes_of(call.kv_dtype);
   }
 
-  /// Keys from j on that are one stride apart.
+  /// The number of keys from j on that are one stride apart.
   FLASH_ATTENTION_INLINE std::int64_t keys_together(const Call& call, std::int64_t j) const {
     return call.page_table != nullptr ? call.page_size - j % call.page_size : sequence.kv_rows - j;
   }
 
-  /// The lane's row of lse, and its number among all rows of the call.
+  /// The place of the lane's row in lse, which is also its number among all rows of the call.
   FLASH_ATTENTION_INLINE std::int64_t row_idx(const Call& call, int lane) const {
     if (call.cu_seqlens_q != nullptr) return head[lane] * call.total_q + sequence.q_begin + query[lane];
     return (batch * call.heads_q + head[lane]) * call.seq_q + query[lane];
@@ -161,12 +161,12 @@ struct RowBlock {
   }
 };
 
-/// Places for the tiles of `unit` keys of one key head, of all sequences.
+/// The number of places for tiles of `unit` keys of one key head, over all sequences.
 inline std::int64_t key_places(const Call& call, int unit) {
   return plan::cpu_places(call.cu_seqlens_kv != nullptr, call.batch, call.seq_kv, call.total_kv, unit);
 }
 
-/// The place of the first tile of a sequence and key head among those of all.
+/// The place of the first tile of a sequence and key head.
 inline std::int64_t key_place(const Call& call, std::int64_t batch, int kv_head, int unit) {
   const bool packed = call.cu_seqlens_kv != nullptr;
   const std::int64_t first = packed ? call.cu_seqlens_kv[batch] / unit + batch : batch * ceil_div(call.seq_kv, unit);
@@ -176,14 +176,14 @@ inline std::int64_t key_place(const Call& call, std::int64_t batch, int kv_head,
 /// Blocks of stacked rows for one key head of one batch entry.
 inline std::int64_t blocks_per_head(const Call& call) { return ceil_div(call.seq_q * call.group, block_q); }
 
-/// Blocks of one key head that go over the keys together (call.blocks_together), so that a tile of keys that comes from far
-/// away serves them all.
+/// Blocks of one key head that go over the keys together (call.blocks_together), so that a tile of keys is read once
+/// from a distant memory for all of them.
 struct BlockList {
   RowBlock blocks[max_blocks];
   int count = 0;
   std::int64_t key_begin = 0, key_end = 0;  // seen by any block
 
-  /// Block `first` and those that follow at a distance of `step`.
+  /// Block `first` and the blocks that follow in steps of `step`.
   BlockList(const Call& call, std::int64_t batch, int kv_head, std::int64_t first, std::int64_t step)
       : blocks{block_at(call, batch, kv_head, first, step, 0), block_at(call, batch, kv_head, first, step, 1),
                block_at(call, batch, kv_head, first, step, 2), block_at(call, batch, kv_head, first, step, 3)} {

@@ -1,7 +1,7 @@
 #pragma once
 
-// What happens to a tile of raw scores S[key][lane] before the softmax: softcap, bias, ALiBi, program and masks, in the
-// order of docs/numerics.md. Scores are kept in units of log2(e), so that the softmax takes 2^x. A hidden score is -inf.
+// Processes a tile of raw scores S[key][lane] before the softmax: softcap, bias, ALiBi, program and masks, in the order
+// of docs/numerics.md. Scores are in units of log2(e), so that the softmax computes 2^x. A hidden score is -inf.
 
 #include "cpu/tile/diagonal.h"
 #include "cpu/tile/lanes.h"
@@ -12,7 +12,7 @@
 namespace flash_attention::cpu {
 namespace {
 
-/// What Q is multiplied by when it is packed: softcap wants its argument, all else the score.
+/// The factor of Q when it is packed: for the argument of softcap, or else for the score.
 FLASH_ATTENTION_INLINE float query_factor(const Call& call) {
   return call.softcap > 0 ? call.scale / call.softcap : call.scale * log2_e;
 }
@@ -39,7 +39,7 @@ inline void for_each_score(const RowBlock& block, const Tile& tile, RowOf row_of
   }
 }
 
-/// The derivatives of the capped score by the raw one, of which each may be null.
+/// The derivatives of the capped score by the raw one. Each may be null.
 struct CapTerms {
   float* first = nullptr;   // 1 - tanh^2
   float* second = nullptr;  // -2 tanh (1 - tanh^2) / softcap
@@ -56,7 +56,7 @@ inline void apply_softcap(const Call& call, int size, float* S, CapTerms terms) 
   }
 }
 
-/// Calls use(s, b) with a vector of S and what the tensor, a bias or its tangent, has there.
+/// Calls use(s, b) with a vector of S and the tensor's elements there. The tensor is a bias or its tangent.
 template <class Use>
 inline void for_each_bias(const ScoreView& tensor, const RowBlock& block, const Tile& tile, float* S, Use use) {
   with_any_element(tensor.dtype, [&](auto type) {
@@ -90,7 +90,7 @@ inline void apply_alibi(const Call& call, const RowBlock& block, const Tile& til
   }
 }
 
-/// Hides what is outside each lane's range of keys.
+/// Hides scores outside of each lane's range of keys.
 inline void apply_range(const RowBlock& block, const Tile& tile, float* S) {
   if (tile.begin >= block.full_begin && tile.begin + tile.count <= block.full_end) return;
   for (int v = 0; v < block.vectors; ++v) {
@@ -103,7 +103,7 @@ inline void apply_range(const RowBlock& block, const Tile& tile, float* S) {
   }
 }
 
-/// Hides what the masks do not show.
+/// Hides scores that the masks hide.
 inline void apply_mask(const RowBlock& block, const Tile& tile, float* S) {
   for (int first = 0; first < tile.count; first += 32) {
     const int keys = smaller(tile.count - first, 32);
@@ -117,21 +117,21 @@ inline void apply_mask(const RowBlock& block, const Tile& tile, float* S) {
   }
 }
 
-/// Softcap, bias and ALiBi.
+/// Applies softcap, bias and ALiBi.
 inline void modify_scores(const Call& call, const RowBlock& block, const Tile& tile, float* S, CapTerms cap = {}) {
   if (call.softcap > 0) apply_softcap(call, tile.count * block.lanes(), S, cap);
   if (call.bias.data != nullptr) apply_bias(call, block, tile, S);
   if (call.alibi_slopes != nullptr) apply_alibi(call, block, tile, S);
 }
 
-/// Hides what is not seen.
+/// Hides scores that are not visible.
 inline void hide_scores(const RowBlock& block, const Tile& tile, float* S) {
   if (tile.seen == Seen::all) return;
   apply_range(block, tile, S);
   if (tile.mask.hides) apply_mask(block, tile, S);
 }
 
-/// All of it. S[tile.count][block.lanes()].
+/// All of these steps. S[tile.count][block.lanes()].
 inline void finish_scores(const Call& call, const RowBlock& block, const Tile& tile, float* S, CapTerms cap = {},
                           ProgramTerms terms = {}) {
   modify_scores(call, block, tile, S, cap);
@@ -141,8 +141,8 @@ inline void finish_scores(const Call& call, const RowBlock& block, const Tile& t
   hide_scores(block, tile, S);
 }
 
-/// S = K Q^T of a tile, finished. Qt [head_dim][lanes] holds query_factor * Q. A next tile is prefetched in between: all at
-/// once, the requests would wait for each other.
+/// S = K Q^T of a tile, finished. Qt [head_dim][lanes] holds query_factor * Q. The next tile is prefetched in between,
+/// in small steps: if all requests were made together, they would wait for each other.
 inline void score_tile(const Call& call, const RowBlock& block, const Tile& tile, FloatRows K, const float* Qt, float* S,
                        CapTerms cap = {}, NextTile* next = nullptr, ProgramTerms terms = {}) {
   const bool asks = next != nullptr && next->is_wanted();

@@ -1,6 +1,6 @@
 #pragma once
 
-// The online softmax of a block of rows, a row a lane, and what becomes of it at the end.
+// The online softmax of a block of rows, a row a lane, and the end of a row.
 
 #include "cpu/tile/dropout.h"
 #include "cpu/tile/scores.h"
@@ -8,7 +8,7 @@
 namespace flash_attention::cpu {
 namespace {
 
-/// Over the keys so far: the largest score and the sum of 2^(score - row_max).
+/// Over the keys so far: the largest score, and the sum of 2^(score - row_max).
 struct Statistics {
   alignas(64) float row_max[block_q];
   alignas(64) float row_sum[block_q];
@@ -19,7 +19,7 @@ struct Statistics {
   }
 };
 
-/// P = 2^(S - row_max) in place; rescale[lane] is what sums over earlier keys must be multiplied by.
+/// P = 2^(S - row_max) in place. Sums over earlier keys must be multiplied by rescale[lane].
 template <int vectors, bool moments>
 inline void softmax_tile_of(int keys, float* S, Statistics& statistics, float* rescale) {
   Vec old_max[vectors], row_max[vectors], origin[vectors], sum[vectors], moment[vectors];
@@ -49,7 +49,7 @@ inline void softmax_tile_of(int keys, float* S, Statistics& statistics, float* r
     const Vec factor = exp2(old_max[v] - origin[v]);
     store(rescale + v * vector_lanes, factor);
     store(statistics.row_max + v * vector_lanes, row_max[v]);
-    if constexpr (moments) {  // what was relative to the old maximum is relative to the new one
+    if constexpr (moments) {  // terms relative to the old maximum become relative to the new one
       const Vec step = select(old_max[v] == -infinity, Vec{}, old_max[v] - origin[v]);
       const Vec old_sum = load(statistics.row_sum + v * vector_lanes);
       const Vec before = load(statistics.row_moment + v * vector_lanes) + old_sum * step;
@@ -80,16 +80,16 @@ inline void apply_dropout(const Call& call, const RowBlock& block, const Tile& t
 struct RowResult {
   float factor;  // out = factor * sum of P V
   float lse;     // natural logarithm
-  float above;   // lse less the largest score
+  float above;   // lse minus the largest score
 };
 
-/// The end of a row: takes the sink into the sum. A row that saw nothing gets 0 and -inf.
+/// Ends a row: adds the sink to the sum. A row that sees nothing gets 0 and -inf.
 inline RowResult finish_row(const Call& call, const RowBlock& block, int lane, float row_max, float row_sum) {
   float scale = 1, above = 0;
   if (call.sink != nullptr && !block.unused[lane]) {
     const float sink = call.sink[block.head[lane]] * log2_e;
     const float total_max = sink > row_max ? sink : row_max;
-    // No key and no sink: -inf - -inf would be NaN. A sum of NaN is that of a key which is NaN.
+    // No key and no sink: -inf - -inf would be NaN. A sum of NaN is due to a key that is NaN.
     if (total_max == -infinity && row_sum == 0.0f) return {0.0f, -infinity, 0.0f};
     above = total_max - row_max;
     scale = exp2_one(row_max - total_max);
@@ -101,7 +101,7 @@ inline RowResult finish_row(const Call& call, const RowBlock& block, int lane, f
   return {scale / row_sum, (row_max + log_sum) * ln_2, (above + log_sum) * ln_2};
 }
 
-/// Raises the largest score of a sequence and head; NaN stays. Threads share it.
+/// Raises the largest score of a sequence and head, which threads share. NaN stays.
 inline void raise(float* largest, float value) {
   float known;
   __atomic_load(largest, &known, __ATOMIC_RELAXED);
@@ -110,11 +110,11 @@ inline void raise(float* largest, float value) {
   }
 }
 
-/// The statistics of a row that forward has finished: its sum and moment are relative to row_max, lse is with the sink.
+/// Writes the statistics of a finished row: its sum and moment are relative to row_max, lse includes the sink.
 inline void write_statistics(const Call& call, const RowBlock& block, int lane, float row_max, float row_sum,
                              float row_moment, const RowResult& result) {
   if (call.max_logit != nullptr && !block.unused[lane]) {
-    const float largest = row_sum == row_sum ? row_max * ln_2 : row_sum;  // a score of NaN is in the sum
+    const float largest = row_sum == row_sum ? row_max * ln_2 : row_sum;  // the sum shows a score of NaN
     raise(call.max_logit + block.batch * call.heads_q + block.head[lane], largest);
   }
   if (call.entropy == nullptr) return;

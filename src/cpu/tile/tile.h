@@ -1,6 +1,6 @@
 #pragma once
 
-// A tile of keys before anything is computed: whether some, all or no rows of a block see it.
+// A tile of keys before any computation: whether some, all or no rows of a block see it.
 
 #include "cpu/tile/lanes.h"
 #include "cpu/tile/prefetch.h"
@@ -9,7 +9,7 @@
 namespace flash_attention::cpu {
 namespace {
 
-/// What a mask program says of the keys [from, to) for one block.
+/// The class of the keys [from, to) for one block under a mask program.
 inline ProgramTile program_class(const Call& call, const RowBlock& block, std::int64_t from, std::int64_t to) {
   int h_begin = block.head[0], h_end = block.head[0] + 1;
   for (int lane = 1; lane < block.rows; ++lane) {
@@ -30,12 +30,12 @@ struct Tile {
   std::int64_t begin;
   int count;
   Seen seen;
-  bool weighted;                    // every row has a say in every key: nothing is hidden, nothing dropped
-  bool has_diagonal = false;        // some vector of lanes sees fewer of the keys than there are
-  MaskBits mask;                    // what the masks and the program show
-  KeyRange seen_by[block_vectors];  // where it has a diagonal: the keys that some lane of a vector sees
+  bool weighted;                    // every weight counts: nothing is hidden, nothing dropped
+  bool has_diagonal = false;        // some vector of lanes does not see all of the keys
+  MaskBits mask;                    // what the masks and the program hide
+  KeyRange seen_by[block_vectors];  // with a diagonal: the keys that some lane of a vector sees
 
-  /// around: the program's class of keys that hold these.
+  /// around: the program's class of a larger range that contains these keys.
   Tile(const Call& call, const RowBlock& block, std::int64_t first, int most = block_kv,
        ProgramTile around = ProgramTile::edge)
       : begin(first), count(static_cast<int>(smaller<std::int64_t>(most, block.key_end - first))) {
@@ -45,10 +45,10 @@ struct Tile {
     finish(call, block);
   }
 
-  /// Keys that were gathered from a list: their scores say which are hidden.
+  /// Keys that were gathered from a list: their scores tell which are hidden.
   explicit Tile(int keys) : begin(0), count(keys), seen(Seen::some), weighted(false) {}
 
-  /// Without the keys at its ends that no row sees: a document seldom begins or ends with a tile.
+  /// The tile without the keys at its ends that no row sees: a document rarely begins or ends with a tile.
   Tile trimmed(const Call& call, const RowBlock& block) const {
     constexpr int unit = 16;  // dropout's bits come in groups of 16 keys
     KeyRange any{count, 0};
@@ -57,7 +57,7 @@ struct Tile {
       any = {smaller(any.first, seen_by[v].first), larger(any.last, seen_by[v].last)};
     }
     Tile part = *this;
-    if (any.count() == 0) {  // each mask alone hides something else
+    if (any.count() == 0) {  // the masks together hide all, though each one alone does not
       part.seen = Seen::none;
       return part;
     }
@@ -72,7 +72,7 @@ struct Tile {
     return part;
   }
 
-  /// Whether there may be such keys. Invariant calls have the tiles that every block of rows has.
+  /// Whether there may be such keys. Invariant calls have the same tiles for every block of rows.
   bool has_edges(const Call& call) const { return !call.invariant && has_diagonal && mask.hides; }
 
  private:
@@ -101,7 +101,7 @@ struct Tile {
   }
 };
 
-/// Whether no block sees any of the keys, by what is known of them without a look at each.
+/// Whether all blocks are known to see none of the keys, without a test of each key.
 inline bool all_hidden(const Call& call, const BlockList& blocks, std::int64_t begin, int count) {
   if (call.hidden_rows == nullptr && call.block_mask.data == nullptr) return false;
   for (int b = 0; b < blocks.count; ++b) {
@@ -110,13 +110,13 @@ inline bool all_hidden(const Call& call, const BlockList& blocks, std::int64_t b
   return true;
 }
 
-/// What a mask program says of several tiles at once, for a block: most are hidden or open together.
+/// The class of several tiles together under a mask program, for a block: most are hidden or open together.
 struct ProgramRun {
   static constexpr std::int64_t keys = 8 * plan::cpu_block_kv;
   std::int64_t end = 0;
   ProgramTile seen = ProgramTile::edge;
 
-  /// Of the tiles from `begin` on; without a program nothing is known.
+  /// The class of the tiles from `begin` on. Without a program nothing is known.
   ProgramTile at(const Call& call, const RowBlock& block, std::int64_t begin, std::int64_t key_end) {
     if (begin < end || !call.has_mask_program()) return seen;
     end = smaller(begin + keys, key_end);
@@ -124,7 +124,7 @@ struct ProgramRun {
   }
 };
 
-/// K of a tile as float. Latent keys are for forward alone, whose scratch has room that is not in use yet.
+/// K of a tile as float. Latent keys exist only in forward, whose scratch has free room at this point.
 template <typename Scratch>
 FLASH_ATTENTION_INLINE FloatRows keys_of_tile(const Call& call, const RowBlock& block, FloatRows V, std::int64_t begin,
                                               int count, Scratch& scratch) {
@@ -134,8 +134,8 @@ FLASH_ATTENTION_INLINE FloatRows keys_of_tile(const Call& call, const RowBlock& 
   return key_rows(call, block, call.k, begin, count, call.head_dim, false, scratch.K);
 }
 
-/// visit(b, tile, K, V, next) for the tiles of keys that blocks[b] sees something of; K and V come once for all blocks.
-/// next may be prefetched meanwhile. whole_values: rows of V can be read in whole vectors.
+/// Calls visit(b, tile, K, V, next) for the tiles of keys of which blocks[b] sees something. K and V are loaded once
+/// for all blocks. visit may prefetch `next`. whole_values: rows of V can be read in whole vectors.
 template <typename Scratch, typename Visit>
 FLASH_ATTENTION_INLINE void for_tiles(const Call& call, const BlockList& blocks, bool whole_values, Scratch& scratch,
                                       Visit visit) {

@@ -1,7 +1,7 @@
 #pragma once
 
-// What the masks show of a tile of keys: nothing, all of it, or a bit a score, by which the scores are hidden later. Hidden
-// rows are known in units of 64 keys, blocks by themselves; a boolean mask and bits are read once.
+// The masks' class of a tile of keys: nothing, all of it, or a bit for each score, by which scores are hidden later.
+// Hidden rows are classified in units of 64 keys, blocks by blocks; a boolean mask and bits are read once.
 
 #include "cpu/tile/lanes.h"
 #include "plan/key_bounds.h"
@@ -11,16 +11,16 @@ namespace {
 
 enum class Seen { none, some, all };
 
-/// Of parts of the keys of a tile.
+/// The class of two parts of a tile.
 FLASH_ATTENTION_INLINE Seen both(Seen x, Seen y) { return x == y ? x : Seen::some; }
 
-/// Of one mask and another.
+/// The class under two masks.
 FLASH_ATTENTION_INLINE Seen through(Seen x, Seen y) {
   if (x == Seen::none || y == Seen::none) return Seen::none;
   return x == Seen::all ? y : x;
 }
 
-/// What hidden rows say of the rows of a block and the units of the keys [begin, begin + count).
+/// The class of the rows of a block and the units of the keys [begin, begin + count) under hidden rows.
 inline Seen hidden_rows_class(const Call& call, const RowBlock& block, std::int64_t begin, int count) {
   const bool packed = call.cu_seqlens_kv != nullptr;
   const std::int64_t head = call.hidden_head_stride != 0 ? block.kv_head : 0;
@@ -37,14 +37,14 @@ inline Seen hidden_rows_class(const Call& call, const RowBlock& block, std::int6
   return result;
 }
 
-/// The row of a block mask that is a lane's.
+/// The row of a block mask for a lane.
 FLASH_ATTENTION_INLINE const char* mask_blocks(const Call& call, const RowBlock& block, int lane) {
   const ScoreView& mask = call.block_mask;
   return mask.data + block.batch * mask.batch_stride + block.head[lane] * mask.head_stride +
          block.query[lane] / call.mask_block_q * mask.q_stride;
 }
 
-/// What a block mask says of one row of blocks.
+/// The class of one row of blocks under a block mask.
 inline Seen blocks_class(const Call& call, const char* row, std::int64_t begin, int count) {
   const std::int64_t first = begin / call.mask_block_kv, last = (begin + count - 1) / call.mask_block_kv;
   Seen result = row[first] != 0 ? Seen::all : Seen::none;
@@ -64,7 +64,7 @@ inline Seen block_mask_class(const Call& call, const RowBlock& block, std::int64
   return result;
 }
 
-/// What is known of the keys without a look at each.
+/// The class of the keys, without a test of each key.
 inline Seen unit_class(const Call& call, const RowBlock& block, std::int64_t begin, int count) {
   Seen result = Seen::all;
   if (call.hidden_rows != nullptr) result = hidden_rows_class(call, block, begin, count);
@@ -72,7 +72,7 @@ inline Seen unit_class(const Call& call, const RowBlock& block, std::int64_t beg
   return result;
 }
 
-/// The bits of a bit mask that are one sequence's.
+/// The bits of one sequence in a bit mask.
 struct SequenceBits {
   const std::uint8_t* bytes = nullptr;  // null: the sequence has no mask
   std::int64_t end = 0;                 // of its bits
@@ -96,7 +96,7 @@ struct SequenceBits {
     first = row_bytes > 0 ? s.kv_used - s.q_used : 0;
   }
 
-  /// Whether the keys before `key` are all seen.
+  /// Whether all keys before `key` are visible.
   bool shows_before(std::int64_t key) const { return bytes == nullptr || key <= first; }
 
   /// The bits of query i for the 32 keys from `key` on.
@@ -105,7 +105,7 @@ struct SequenceBits {
     if (column <= -32) return 0xffffffffu;
     const int before = static_cast<int>(larger<std::int64_t>(-column, 0));
     const std::int64_t begin = i * row_bits + larger<std::int64_t>(column, 0);
-    const std::int64_t last = smaller((i + 1) * row_bits, end);  // what is past it is hidden
+    const std::int64_t last = smaller((i + 1) * row_bits, end);  // bits from there on hide
     std::uint64_t bits = 0;
     for (std::int64_t at = begin / 8; at < (begin + 39) / 8 && 8 * at < last; ++at) {
       bits |= std::uint64_t{bytes[at]} << 8 * (at - begin / 8);
@@ -128,7 +128,7 @@ struct KeyRange {
 /// Bit j of keys[w][lane] is key 32 * w + j of a tile.
 struct MaskBits {
   alignas(64) std::uint32_t keys[block_kv / 32][block_q];
-  bool hides = false;  // the bits are there, and some may be 0
+  bool hides = false;  // there are bits, and some may be 0
 
   Seen read(const Call& call, const RowBlock& block, std::int64_t begin, int count) {
     const bool units = call.hidden_rows != nullptr || call.block_mask.data != nullptr;
@@ -151,7 +151,7 @@ struct MaskBits {
     return what_is_left(block, count);
   }
 
-  /// Hides what the program hides. What is left?
+  /// Hides the keys that the program hides. Returns the class of the rest.
   Seen read_program(const Call& call, const RowBlock& block, std::int64_t begin, int count) {
     if (!hides) fill(block, count, 0xffffffffu);
     call.program->runner.hide(*call.program, block.program_rows(), begin, count, keys[0], block_q);
@@ -169,7 +169,7 @@ struct MaskBits {
     return any == 0 ? Seen::none : hidden == 0 ? Seen::all : Seen::some;
   }
 
-  /// The keys of `range` that some lane of a vector sees, and those between them.
+  /// The keys of `range` that some lane of a vector sees, and all keys between them.
   KeyRange seen_by(int v, KeyRange range) const {
     const auto sees = [&](int word) {
       std::uint32_t any = 0;
@@ -190,7 +190,7 @@ struct MaskBits {
     return range;
   }
 
-  /// Without the first keys of `count`.
+  /// Removes the first keys of `count`.
   void drop(const RowBlock& block, int keys_dropped, int count) {
     const int words = keys_dropped / 32, bits = keys_dropped % 32, last = (count - 1) / 32;
     for (int w = 0; w + words <= last; ++w) {
@@ -233,7 +233,7 @@ struct MaskBits {
     return hidden == 0 ? Seen::all : any != 0 ? Seen::some : Seen::none;
   }
 
-  /// Lanes past the rows are as the last one.
+  /// Lanes past the rows repeat the last row.
   void repeat_last(const RowBlock& block, int count) {
     for (int lane = block.rows; lane < block.lanes(); ++lane) {
       for (int w = 0; 32 * w < count; ++w) keys[w][lane] = keys[w][block.rows - 1];

@@ -1,7 +1,7 @@
 #pragma once
 
-// Transposing a square of vectors, and summing across lanes, by butterflies: the stage with distance d exchanges between
-// vectors v and v + d the lanes whose index has bit d set and not set.
+// Transposes a square of vectors, and sums across lanes, by butterflies. The stage with distance d exchanges lanes
+// between vectors v and v + d: those whose index has bit d set, and those whose index has not.
 
 namespace flash_attention::cpu {
 namespace {
@@ -16,7 +16,7 @@ struct MakeLanes<0, lane...> {
 };
 using Lanes = MakeLanes<vector_lanes>::type;
 
-/// Lanes without bit d from x, and those of y moved up by d.
+/// Lanes without bit d of x, and those of y moved up by d.
 template <int d, int... lane>
 FLASH_ATTENTION_INLINE Vec lower_halves(Vec x, Vec y, LaneList<lane...>) {
   return __builtin_shufflevector(x, y, ((lane & d) == 0 ? lane : vector_lanes + lane - d)...);
@@ -40,14 +40,14 @@ FLASH_ATTENTION_INLINE void transpose(Vec (&square)[vector_lanes]) {
   if constexpr (2 * d < vector_lanes) transpose<2 * d>(square);
 }
 
-/// Lanes without bit d of x, and those with it of y.
+/// Lanes without bit d of x, and those with bit d of y.
 template <int d, int... lane>
 FLASH_ATTENTION_INLINE Vec straight(Vec x, Vec y, LaneList<lane...>) {
   return __builtin_shufflevector(x, y, ((lane & d) == 0 ? lane : vector_lanes + lane)...);
 }
 
-/// What straight leaves out, each next to its partner: lanes with bit d of x moved down, and those without it of y moved
-/// up.
+/// The lanes that straight() leaves out, each next to its partner: lanes with bit d of x moved down, and those without
+/// it of y moved up.
 template <int d, int... lane>
 FLASH_ATTENTION_INLINE Vec crossed(Vec x, Vec y, LaneList<lane...>) {
   return __builtin_shufflevector(x, y, ((lane & d) == 0 ? lane + d : vector_lanes + lane - d)...);
@@ -60,9 +60,9 @@ struct Largest {
   static FLASH_ATTENTION_INLINE Vec of(Vec x, Vec y) { return max(x, y); }
 };
 
-/// Lane v of the result is Sum or Largest of all lanes of rows[v], for a power of two of vectors; with `lanes` fewer than a
-/// vector has, for every run of as many lanes. Overwrites the vectors. (A straight selection costs less than a shuffle, so
-/// this is not a transpose with a sum.)
+/// Lane v of the result is Sum or Largest of all lanes of rows[v]; the number of vectors is a power of two. With
+/// `lanes` fewer than a vector has, it is computed for every run of that many lanes. Overwrites the vectors. (A
+/// straight selection costs less than a shuffle, so this is not a transpose with a sum.)
 template <class Over, int lanes = vector_lanes, int d = 1, int count>
 FLASH_ATTENTION_INLINE Vec reduce_each(Vec (&rows)[count]) {
   if constexpr (d < count) {
