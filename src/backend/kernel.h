@@ -14,7 +14,7 @@ class Kernel {
   virtual void launch(const Problem& problem, const Plan& plan, const Buffers& buffers, const Options& options) const = 0;
 };
 
-/// One launch made executable, for a kernel whose parameter is not that of attention.
+/// An executable launch of a kernel whose parameter is not that of attention.
 class LaunchedKernel {
  public:
   virtual ~LaunchedKernel() = default;

@@ -4,17 +4,17 @@
 
 namespace flash_attention {
 
-/// The two triples of `kernel<<<grid, block>>>(...)`, as far as plain kernels need them.
+/// The two triples of `kernel<<<grid, block>>>(...)`, in the form that plain kernels need.
 struct PlainLaunch {
   std::array<unsigned, 2> grid{1, 1};
   std::array<unsigned, 2> block{1, 1};
 };
 
-/// A `__global__` function of kernels/ that takes its own parameters and stands outside of all plans: the primer's.
+/// A `__global__` function of kernels/ with its own parameters, outside of all plans: for the primer.
 class PlainKernel {
  public:
   virtual ~PlainKernel() = default;
-  /// `parameters` are pointers to them, in order, as CUDA's own launch takes them.
+  /// `parameters` are pointers to the parameters, in order, as in CUDA's own launch.
   virtual void launch(const PlainLaunch& launch, void* const* parameters, void* stream) const = 0;
 };
 

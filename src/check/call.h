@@ -11,13 +11,13 @@
 
 namespace flash_attention::check {
 
-/// Bytes of the call's device, readable on the host: the memory itself, or a copy in `scratch`.
+/// Returns bytes of the call's device, readable on the host: the memory itself, or a copy in `scratch`.
 using Fetch = std::function<const char*(const void* from, std::size_t bytes, std::vector<char>& scratch)>;
 
-/// Where one sequence of the batch is, and how much of it counts.
+/// One sequence of the batch: its place, and the part of it that counts.
 struct Sequence : Extent {
   std::int64_t first_q = 0, first_kv = 0;  // rows before it in a packed tensor
-  std::int64_t rows_q = 0, rows_kv = 0;    // that it owns
+  std::int64_t rows_q = 0, rows_kv = 0;    // of the sequence
 };
 
 /// Rows of numbers with one stride: row j begins at base + j * stride.
@@ -29,7 +29,7 @@ struct Rows {
 
 class ProgramScore;
 
-/// A call that has been made, as a reader of its memory. The problem is normalised.
+/// A finished call, as a reader of its memory. The problem is normalised.
 class Call {
  public:
   Call(const Problem& problem, const Buffers& buffers, const Options& options, Fetch fetch);
@@ -45,38 +45,38 @@ class Call {
     return fetch_(from, bytes, scratch);
   }
 
-  /// Rows [begin, end) one after the other, as fp64.
+  /// Reads rows [begin, end), one after another, as fp64.
   std::vector<double> read(const Rows& rows, std::int64_t begin, std::int64_t end) const;
   std::vector<double> read_row(const Rows& rows, std::int64_t i) const { return read(rows, i, i + 1); }
-  /// The same of the keys or values of sequence b, whichever tensor is given; they may be in pages.
+  /// The same for keys or values of sequence b, from either tensor; they may be in pages.
   std::vector<double> read_keys(const void* tensor, const Strides& strides, std::int64_t width, std::int64_t b,
                                 std::int64_t kv_head, std::int64_t begin, std::int64_t end) const;
 
-  /// Keys as scores take them: latent ones with their values before them.
+  /// Reads whole keys: latent keys with their values before them.
   std::vector<double> read_whole_keys(std::int64_t b, std::int64_t kv_head, std::int64_t begin, std::int64_t end) const;
 
   /// Rows of queries: of q, out, dout or dq.
   Rows queries(const void* tensor, const Strides& strides, std::int64_t width, std::int64_t b, std::int64_t head) const;
   /// lse or dlse of one head, one number a row.
   Rows statistics(const float* tensor, std::int64_t b, std::int64_t head) const;
-  /// bias[b, h, :, j] and on: rows of `width` scores.
+  /// bias[b, h, :, j] to bias[b, h, :, j + width - 1]: rows of `width` scores.
   Rows biases(std::int64_t b, std::int64_t head, std::int64_t j, std::int64_t width) const;
-  /// Whether a mask of any kind is there, and what they show of rows [begin, end) and `width` keys from j on.
+  /// Whether there is a mask of any kind; and what the masks show of rows [begin, end) and `width` keys from j on.
   bool has_masks() const;
   std::vector<char> mask(std::int64_t b, std::int64_t head, std::int64_t begin, std::int64_t end, std::int64_t j,
                          std::int64_t width) const;
 
-  /// How often the lists of the rows [begin, end) name each of the `width` keys from j on; once each if there are no lists.
+  /// How often the lists of rows [begin, end) name each of the `width` keys from j on; once each if there are no lists.
   std::vector<std::int64_t> listed(std::int64_t b, std::int64_t head, std::int64_t begin, std::int64_t end, std::int64_t j,
                                    std::int64_t width) const;
 
-  /// What the program makes of scores; null without one.
+  /// Applies the program to scores; null if there is none.
   const ProgramScore* program() const;
 
   double q_scale(std::int64_t b, std::int64_t head) const;                               // of 8-bit q; 1 without
   double slope(std::int64_t b, std::int64_t head) const;                                 // of ALiBi; 0 without
   double sink(std::int64_t head) const;                                                  // -inf without
-  double kept(std::int64_t b, std::int64_t head, std::int64_t i, std::int64_t j) const;  // what dropout multiplies with
+  double kept(std::int64_t b, std::int64_t head, std::int64_t i, std::int64_t j) const;  // dropout's factor
   std::int64_t kv_head(std::int64_t head) const { return head / (problem.heads_q / problem.heads_kv); }
 
  private:
@@ -95,7 +95,7 @@ class Call {
 
   Fetch fetch_;
   mutable std::vector<char> scratch_;
-  mutable std::unique_ptr<ProgramScore> program_;  // made at its first use
+  mutable std::unique_ptr<ProgramScore> program_;  // made at first use
 };
 
 }  // namespace flash_attention::check

@@ -12,7 +12,7 @@
 namespace flash_attention::check {
 namespace {
 
-/// What is said where a row differs.
+/// The context of a message about a row that differs.
 struct Context {
   const Call& call;
   Pass pass;
@@ -28,8 +28,8 @@ struct Context {
   throw Error(ErrorCode::internal, text.str());
 }
 
-/// Where fp64 itself has no finite number (NaN in a visible input, an overflow) there is nothing to compare with, but for
-/// the -inf that lse is without keys.
+/// If fp64 itself has no finite number (NaN in a visible input, an overflow) there is nothing to compare with. The
+/// exception is lse = -inf of a row without keys.
 bool agrees(double got, double expected, double allowed, Dtype dtype) {
   if (std::isinf(expected) && expected < 0) return got == expected;
   if (!std::isfinite(expected)) return true;
@@ -81,7 +81,7 @@ void check_gradients(const Context& context, std::uint64_t seed) {
   }
 }
 
-/// Sums over rows, which no row tells.
+/// Checks sums over rows, which no single row shows.
 void check_sums(const Context& context, std::uint64_t seed) {
   const Call& call = context.call;
   const auto compare_one = [&](const std::string& where, const Rows& tensor, std::int64_t index, const Row& wanted) {

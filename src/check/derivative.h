@@ -9,29 +9,30 @@
 namespace flash_attention::check {
 
 constexpr double float_unit = 0x1p-23;
-constexpr double slack = 3;  // between what errors are in sum and what they may be: no right kernel comes near
+// between the sum of the estimated errors and the allowed error: correct kernels stay far below it
+constexpr double slack = 3;
 
 /// Distance of neighbouring numbers near 1.
 double unit_of(Dtype dtype);
 
-/// Distance of neighbouring numbers near 0. Products of bfloat16 on a CPU take what is below its normal numbers as 0.
+/// Distance of neighbouring numbers near 0. Products of bfloat16 on a CPU treat numbers below its normal ones as 0.
 double smallest_of(Dtype dtype);
 
-/// What is lost of a probability, at most 1, that becomes a float16 below its normal numbers.
+/// The error of a probability, at most 1, that becomes a float16 below its normal numbers.
 double underflow_of(Dtype dtype);
 
-/// Of a sum of so many terms in float, relative to their sizes.
+/// The relative error of a sum of this many terms in float.
 double sum_error(double terms);
 
-/// How far the sum of a kernel may be from `value`, given the errors that its terms have together.
+/// How far a kernel's sum may be from `value`, if its terms together have these errors.
 inline double allowed_of(double value, double errors, Dtype dtype) {
   return slack * (errors + unit_of(dtype) * std::fabs(value)) + smallest_of(dtype);
 }
 
-/// Of a score relative to a log-sum-exp.
+/// The probability of a score, given a log-sum-exp.
 double probability(const Score& s, double lse);
 
-/// What a query's gradient needs in addition to its scores.
+/// The data for a query's gradient, besides its scores.
 struct Upstream {
   double lse = 0;
   double delta = 0, delta_size = 0;  // dout . out - dlse
@@ -43,7 +44,7 @@ struct Derivative {
   double value = 0, error = 0;
 };
 
-/// By the score as the softmax sees it; the error is that of the sums behind it alone, not of the score.
+/// By the score that enters the softmax. The error is only that of the sums after it, not of the score itself.
 Derivative by_score(const Call& call, double p, double kept, const Upstream& up, const double* dout, const double* v);
 
 /// By scale * q.k, with all errors.

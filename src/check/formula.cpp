@@ -8,7 +8,7 @@ namespace flash_attention::check {
 bool visible(const Problem& p, const Extent& extent, std::int64_t i, std::int64_t j) {
   const std::int64_t diagonal = p.alignment == Alignment::bottom_right ? i + extent.len_kv - extent.len_q : i;
   const std::int64_t right = p.causal ? 0 : p.window_right;
-  if (p.attention_chunk > 0) {  // the same chunk, counted by floors
+  if (p.attention_chunk > 0) {  // the same chunk, counted with floors
     const auto chunk_of = [&](std::int64_t place) {
       return std::floor(static_cast<double>(place - extent.first_key) / static_cast<double>(p.attention_chunk));
     };

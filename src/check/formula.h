@@ -6,10 +6,10 @@
 
 namespace flash_attention::check {
 
-// docs/numerics.md in fp64, a function for each of its rules: the one place in which the library says what is right. The
-// check of calls and the tests' oracle are made of these, and no backend uses them.
+// docs/numerics.md in fp64, one function for each of its rules: the library's only definition of a correct result. The
+// check of calls and the tests' oracle use these functions; no backend does.
 
-/// How much of one sequence counts.
+/// The part of one sequence that counts.
 struct Extent {
   std::int64_t len_q = 0, len_kv = 0;                // the diagonal follows these
   std::int64_t first_key = 0, end_key = 0;           // keys before and from there on are hidden
@@ -19,7 +19,7 @@ struct Extent {
 /// Whether query i sees key j by lengths, window and chunks; masks and programs hide more.
 bool visible(const Problem& problem, const Extent& extent, std::int64_t i, std::int64_t j);
 
-/// A score under a soft cap and its derivative, from the tanh; a yardstick rounds that first.
+/// A score under a soft cap and its derivative, from tanh. A yardstick in lower precision rounds that tanh first.
 struct Capped {
   double value = 0, slope = 1;
 };
@@ -44,17 +44,17 @@ std::int64_t listed(const KeyList& list, const std::int32_t* entries, std::int64
 /// A finite bias stays finite: its size counts as at most 2.3e38.
 double bounded_bias(double bias);
 
-/// What ALiBi takes from a score.
+/// ALiBi's penalty on a score.
 double alibi_penalty(double slope, const Extent& extent, std::int64_t i, std::int64_t j);
 
-/// Whether dropout keeps a score: the published function, written a second time.
+/// Whether dropout keeps a score: the published function, written independently of the backends.
 bool keeps(const Problem& problem, std::uint64_t seed, std::uint64_t offset, std::int64_t b, std::int64_t head,
            std::int64_t i, std::int64_t j);
-/// What it multiplies a probability with.
+/// Dropout's factor of a probability.
 double kept_factor(const Problem& problem, std::uint64_t seed, std::uint64_t offset, std::int64_t b, std::int64_t head,
                    std::int64_t i, std::int64_t j);
 
-/// Rows whose lse is below it have no gradients.
+/// Rows with a lower lse have no gradients.
 constexpr double lowest_lse = -1e7;
 
 }  // namespace flash_attention::check

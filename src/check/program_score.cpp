@@ -20,12 +20,12 @@ constexpr double function_error = 0x1p-21;  // of tanh, sin and the like, for re
 constexpr std::int64_t elements_at_once = 4096;
 
 ProgramValue of_integer(std::int64_t value, bool open) {
-  return {.integer = static_cast<std::int32_t>(static_cast<std::uint32_t>(value)), .open = open};  // it goes round
+  return {.integer = static_cast<std::int32_t>(static_cast<std::uint32_t>(value)), .open = open};  // it wraps around
 }
 
 ProgramValue of_bool(bool value, bool open) { return {.integer = value ? 1 : 0, .open = open}; }
 
-/// A result in float of an operation whose arguments' errors make `error`.
+/// A float result of an operation. `error` is due to its arguments' errors.
 ProgramValue of_real(double value, double error) {
   if (std::isnan(error)) error = INFINITY;
   return {.real = value, .error = error + unit * (std::isfinite(value) ? std::fabs(value) : 0)};
@@ -88,7 +88,7 @@ ProgramValue of_integers(Op op, const ProgramValue& a, const ProgramValue& b) {
   }
 }
 
-/// NaN where one of them is.
+/// NaN if one of them is NaN.
 double chosen(Op op, double a, double b) {
   if (std::isnan(a) || std::isnan(b)) return NAN;
   return op == Op::min ? std::min(a, b) : std::max(a, b);

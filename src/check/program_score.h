@@ -9,15 +9,15 @@
 
 namespace flash_attention::check {
 
-/// A value of a program and how far that of a kernel may be from it, which computes in float.
+/// A value of a program, and how far a kernel, which computes in float, may be from it.
 struct ProgramValue {
   double real = 0;
-  double error = 0;          // of real; infinite where a choice before it is open
+  double error = 0;          // of real; infinite if an earlier choice is open
   std::int32_t integer = 0;  // or a bool
-  bool open = false;         // integer may be another one: it follows from a real number that is too close to a step
+  bool open = false;         // integer may be another one: it is computed from a real number too close to a step
 };
 
-/// What the program of a call makes of a score.
+/// The program of a call, applied to a score.
 class ProgramScore {
  public:
   explicit ProgramScore(const Call& call);
@@ -30,7 +30,7 @@ class ProgramScore {
     ProgramValue score;  // the new one
     ProgramValue slope;  // its derivative by the old one
   };
-  /// NaN is the score where a kernel may have seen the key or not.
+  /// The score is NaN if a kernel may or may not have seen the key.
   Result at(const Pair& pair, double score, double error) const;
 
  private:

@@ -58,7 +58,7 @@ QueryResults query_results(const Call& call, std::int64_t b, std::int64_t head, 
     const auto values =
         call.read_keys(call.buffers.v, p.v_strides, p.head_dim_v, b, call.kv_head(head), first_key, scores[last - 1].j + 1);
     for (std::size_t n = first; n < last; ++n) {
-      // Not from lse: with the lowest biases it has no room for the sum.
+      // Not from lse, which has no room for the sum if biases are lowest.
       const double kept = call.kept(b, head, i, scores[n].j), weight = probability(scores[n], top) / row_sum * kept;
       const double lost = kept * underflow / std::max(row_sum, 1e-300);
       add(results.out, weight, weight * weight_error + lost, &values[(scores[n].j - first_key) * p.head_dim_v]);

@@ -7,7 +7,7 @@
 
 namespace flash_attention::check {
 
-/// A row of results in fp64, and how far a kernel of the call's types may be from it.
+/// A row of results in fp64, and how far a kernel with the call's types may be from it.
 struct Row {
   explicit Row(std::int64_t width) : values(static_cast<std::size_t>(width)), allowed(values.size()) {}
   std::vector<double> values, allowed;

@@ -19,7 +19,7 @@ std::int64_t draw(std::uint64_t seed, std::uint64_t which, std::int64_t count) {
   return static_cast<std::int64_t>(mix(mix(seed) + which) % static_cast<std::uint64_t>(count));
 }
 
-/// Rows of the first head, of the last and of two others; of each the first row, the last and two others.
+/// Rows of the first and the last head and of two others: of each head the first and the last row and two others.
 template <class RowsOf>
 std::vector<Place> spread(std::int64_t batch, std::int64_t heads, std::uint64_t seed, double work_of_row, std::int64_t most,
                           RowsOf rows_of) {

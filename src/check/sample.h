@@ -13,10 +13,10 @@ struct Place {
   friend bool operator==(const Place&, const Place&) = default;
 };
 
-/// What reading the places of one sequence and head costs, in multiplications.
+/// The cost of reading the places of one sequence and head, in multiplications.
 constexpr double work_of_pair = 0x1p15;
 
-/// Up to `most` numbers below count: the first, the last and others; fewer where each is much work, or none.
+/// Up to `most` numbers below count: the first, the last and others. If each is much work, there are fewer, or none.
 std::vector<std::int64_t> some_of(std::int64_t count, std::uint64_t seed, double work_of_one, std::int64_t most);
 
 std::vector<Place> some_queries(const Call& call, std::uint64_t seed);

@@ -8,7 +8,7 @@
 namespace flash_attention::check {
 namespace {
 
-constexpr double float32_unit = 0x1p-23;  // in which every kernel adds up
+constexpr double float32_unit = 0x1p-23;  // every kernel adds in it
 constexpr double tanh_error = 0x1p-10;    // of the GPU's own tanh
 
 }  // namespace

@@ -7,9 +7,9 @@
 
 namespace flash_attention::check {
 
-constexpr std::int64_t rows_at_once = 512;  // that are read
+constexpr std::int64_t rows_at_once = 512;  // rows that are read together
 
-/// How far a product of two elements may be from the exact one, relative to it: tf32 rounds both to 11 bits.
+/// The relative error of a product of two elements: tf32 rounds both to 11 bits.
 inline double product_error(const Problem& problem) { return problem.precision == Precision::tf32 ? 0x1p-10 : 0; }
 
 /// One score before the softmax.
@@ -17,8 +17,8 @@ struct Score {
   std::int64_t i = 0, j = 0;  // in the sequence
   double value = 0;
   double derivative = 1;  // its derivative by scale * q.k, which softcap and a program change
-  double slope = 1;       // its derivative by the score that a program is given
-  double error = 0;       // how far the value of a kernel may be from this one
+  double slope = 1;       // its derivative by the score before the program
+  double error = 0;       // how far a kernel's score may be from this one
   double derivative_error = 0;
   double slope_error = 0;
 };
@@ -32,7 +32,7 @@ class Scores {
 
   /// The scores that query i sees, in the order of the keys.
   std::vector<Score> of_query(std::int64_t i) const;
-  /// Those of key j and queries [begin, end), in the order of the queries.
+  /// The same for key j and queries [begin, end), in the order of the queries.
   std::vector<Score> of_key(std::int64_t j, std::int64_t begin, std::int64_t end) const;
   std::vector<Score> of_key(std::int64_t j) const { return of_key(j, 0, sequence_.len_q); }
 

@@ -9,7 +9,7 @@
 namespace flash_attention::check {
 namespace {
 
-/// Out, dout and what belongs to them, of rows [begin, end) of a head.
+/// Out, dout and related data of rows [begin, end) of a head.
 class Upstreams {
  public:
   Upstreams(const Call& call, std::int64_t b, std::int64_t head, std::int64_t begin, std::int64_t end)

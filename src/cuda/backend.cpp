@@ -8,8 +8,8 @@
 namespace flash_attention::cuda {
 namespace {
 
-/// Fills more than the L2 cache first, so that every sample starts from memory, and the GPU is busy until the work and the
-/// second mark are queued.
+/// First fills more than the L2 cache, so that every sample begins with data in memory, and so that the GPU is busy
+/// until the work and the second mark are queued.
 class StreamClock final : public Clock {
  public:
   explicit StreamClock(const DeviceInfo& info)

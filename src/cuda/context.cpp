@@ -48,7 +48,7 @@ DeviceHandle device_of(const Driver& cu, Stream stream) {
 
 bool is_capturing(const Driver& cu, Stream stream) {
   int status = 0;
-  // The legacy default stream cannot be captured itself; asking about it fails while another stream is.
+  // The legacy default stream cannot be captured itself. To query it fails while another stream is captured.
   if (stream == nullptr || reinterpret_cast<std::uintptr_t>(stream) == 1) return false;
   check(cu, cu.StreamIsCapturing(stream, &status), "cuStreamIsCapturing");
   return status != 0;
@@ -66,7 +66,7 @@ void ContextScope::enter(Context context) {
 }
 
 ContextScope::ContextScope(const Driver& cu, int device, Stream stream) : cu_(cu) {
-  if (is_own_stream(stream) && !is_capturing(cu, stream)) {  // a stream that is captured may not be asked
+  if (is_own_stream(stream) && !is_capturing(cu, stream)) {  // a stream that is captured must not be queried
     const DeviceHandle owner = device_of(cu, stream);
     if (owner != device) {
       throw Error(ErrorCode::invalid_argument, "stream: it belongs to cuda:" + std::to_string(owner) +

@@ -47,7 +47,7 @@ std::vector<DeviceInfo> devices() {
     const Driver& cu = driver();
     for (int index = 0, end = count(cu); index < end; ++index) found.push_back(query(cu, index));
   } catch (const Error&) {
-    found.clear();  // no driver, no GPUs; diagnose() says why
+    found.clear();  // without a driver there are no GPUs; diagnose() says why
   }
   return found;
 }

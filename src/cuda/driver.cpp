@@ -16,8 +16,8 @@ constexpr int oldest_version = 12000;  // tensor maps, libraries that belong to 
 
 [[noreturn]] void unavailable(const std::string& message) { throw Error(ErrorCode::unavailable, message); }
 
-/// Finds entry points through cuGetProcAddress, which gives the version of each function that belongs to `oldest_version`,
-/// whatever the driver has made of the plain name since.
+/// Finds entry points with cuGetProcAddress. It returns the version of each function that belongs to `oldest_version`,
+/// even if the driver has changed the plain name since.
 class Binder {
  public:
   Binder(void* library, const std::filesystem::path& path) : path_(path) {
@@ -121,15 +121,15 @@ Driver open_driver(const std::filesystem::path& library_path) {
 }
 
 const Driver& driver() {
-  // A failure is not remembered: a GPU may come later (a container is given one, a module is loaded), and what fails is
-  // quick: the loader's search for one name, or cuInit.
+  // A failure is not remembered, because a GPU may appear later (a container gets one, a module is loaded). A failed
+  // attempt is quick: the loader's search for one name, or cuInit.
   static std::atomic<const Driver*> found = nullptr;
   if (const Driver* opened = found.load(std::memory_order_acquire)) return *opened;
   static std::mutex mutex;
   const std::lock_guard lock(mutex);
   if (const Driver* opened = found.load(std::memory_order_relaxed)) return *opened;
   const auto& chosen = support::settings().driver;
-  const auto* opened = new Driver(open_driver(chosen.empty() ? "libcuda.so.1" : chosen));  // as old as the process
+  const auto* opened = new Driver(open_driver(chosen.empty() ? "libcuda.so.1" : chosen));  // never destroyed
   found.store(opened, std::memory_order_release);
   return *opened;
 }

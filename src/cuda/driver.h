@@ -5,8 +5,8 @@
 #include <filesystem>
 #include <string>
 
-/// The few types and functions of the CUDA driver that this library uses, declared here so that building it needs no
-/// toolkit. Names and values follow the CUDA driver API reference.
+/// The few types and functions of the CUDA driver that this library uses. They are declared here, so that building it
+/// needs no toolkit. Names and values follow the CUDA driver API reference.
 namespace flash_attention::cuda {
 
 using Status = int;  // CUresult; 0 is success
@@ -16,11 +16,11 @@ using Context = struct ContextObject*;
 using Stream = struct StreamObject*;
 using Event = struct EventObject*;
 using Library = struct LibraryObject*;
-using Function = struct FunctionObject*;  // a CUkernel: of no one context, so launches follow the stream's
+using Function = struct FunctionObject*;  // a CUkernel: it belongs to no context, so launches follow the stream's
 using Graph = struct GraphObject*;
 using GraphExec = struct GraphExecObject*;
 
-/// CUlaunchAttribute, those that are used.
+/// CUlaunchAttribute: the ones that are used.
 struct LaunchAttribute {
   static constexpr int cluster_dimension = 4;
   static constexpr int programmatic_stream_serialization = 6;
@@ -116,11 +116,11 @@ struct Driver {
   Status (*EventElapsedTime)(float* milliseconds, Event, Event);
 };
 
-/// The driver of this process, initialised. Throws Error(unavailable) with the reason and the next step;
+/// The driver of this process, initialised. Throws Error(unavailable) with the reason and the next step. After an error
 /// the next call tries again.
 const Driver& driver();
 
-/// A driver from a file, for driver(); throws the same error.
+/// Opens a driver from a file, for driver(). Throws the same error.
 Driver open_driver(const std::filesystem::path& library);
 
 }  // namespace flash_attention::cuda

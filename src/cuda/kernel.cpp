@@ -12,7 +12,7 @@
 namespace flash_attention::cuda {
 namespace {
 
-/// `follows`: another launch of the same call came before. Returns whether there was anything to start.
+/// `follows`: another launch of the same call came before. Returns whether anything was started.
 bool start(const Driver& cu, const Launch& launch, Function function, void* arguments, Stream stream, bool follows) {
   const auto [x, y, z] = launch.grid;
   if (x == 0 || y == 0 || z == 0) return false;  // nothing to do
@@ -28,7 +28,7 @@ bool start(const Driver& cu, const Launch& launch, Function function, void* argu
     cluster.value.cluster[0] = static_cast<unsigned>(launch.cluster);
     cluster.value.cluster[1] = cluster.value.cluster[2] = 1;
   }
-  // The first one must wait for what the caller launched before: nothing there says when others may begin.
+  // The first launch must wait for the caller's earlier work, which does not tell when others may begin.
   if (launch.programmatic_launch && follows) {
     LaunchAttribute& early = attributes[config.num_attributes++];
     early.id = LaunchAttribute::programmatic_stream_serialization;
@@ -87,7 +87,7 @@ class CudaLaunch final : public LaunchedKernel {
   Function function_;
 };
 
-/// A function for each launch. While the stream is captured nothing can be loaded, and that is refused.
+/// A function for each launch. While the stream is captured nothing can be loaded, so the call is refused.
 std::vector<Function> load_functions(const Driver& cu, std::span<const Launch> launches, const DeviceInfo& device,
                                      Stream stream) {
   const int index = device.device.index;
@@ -106,7 +106,7 @@ std::vector<Function> load_functions(const Driver& cu, std::span<const Launch> l
   }
   const ContextScope scope(cu, index, stream);
   const CaptureUndisturbed undisturbed(cu);
-  if (missing.size() > 1) jit::prewarm(missing).get();  // compiled side by side, then loaded one after the other
+  if (missing.size() > 1) jit::prewarm(missing).get();  // compiled in parallel, then loaded one after another
   for (std::size_t i = 0; i < functions.size(); ++i) {
     if (functions[i] == nullptr)
       functions[i] = load_function(cu, jit::make_key(launches[i], device.arch), launches[i], index);

@@ -41,7 +41,7 @@ DeviceMemory::~DeviceMemory() {
     const ContextScope scope(driver(), device_, nullptr);
     const CaptureUndisturbed undisturbed(driver());
     driver().MemFree(address_);
-  } catch (const Error&) {  // the driver is gone: so is the memory
+  } catch (const Error&) {  // the driver no longer exists, so the memory does not either
   }
 }
 

@@ -6,12 +6,12 @@
 #include "flash_attention/export.h"
 
 /// GPU memory, streams, graphs and timing for the command, the benchmarks and the tests. The library itself allocates
-/// nothing. Handles are those of the CUDA driver, as Options::stream takes them.
+/// nothing. Handles are those of the CUDA driver, the same as Options::stream.
 namespace flash_attention::cuda {
 
 class FLASH_ATTENTION_API DeviceMemory {
  public:
-  /// Throws Error(out_of_memory) that says how much there is.
+  /// Throws Error(out_of_memory), which says how much memory there is.
   DeviceMemory(int device, std::size_t bytes);
   ~DeviceMemory();
   DeviceMemory(DeviceMemory&& other) noexcept;
@@ -20,10 +20,10 @@ class FLASH_ATTENTION_API DeviceMemory {
   void* data() const { return reinterpret_cast<void*>(address_); }
   std::size_t size() const { return bytes_; }
 
-  // Each waits until it is done.
+  // Each of these waits until it is done.
   void upload(const void* from, std::size_t bytes, std::size_t offset = 0);
   void download(void* to, std::size_t bytes, std::size_t offset = 0) const;
-  // These do not: they are ordered with the other work of the stream.
+  // These do not wait: they are ordered with the other work of the stream.
   void fill(std::uint8_t value, void* stream = nullptr);
   void copy_from(const DeviceMemory& other, void* stream = nullptr);  // as many bytes as this one holds
 
@@ -66,7 +66,7 @@ class FLASH_ATTENTION_API Stopwatch {
   void* stop_ = nullptr;
 };
 
-/// What was launched on a stream between begin and end, to be launched again as one.
+/// The launches on a stream between begin and end, to be launched again as one.
 class FLASH_ATTENTION_API CapturedGraph {
  public:
   CapturedGraph(int device, void* stream);  // begins the capture
@@ -84,16 +84,16 @@ class FLASH_ATTENTION_API CapturedGraph {
   void* executable_ = nullptr;
 };
 
-/// Bytes from the host; waits until they have arrived.
+/// Copies bytes from the host; waits until they have arrived.
 FLASH_ATTENTION_API void upload(int device, void* to, const void* from, std::size_t bytes);
 
-/// Bytes of a GPU's memory, after everything on the stream before; waits until they have arrived.
+/// Copies bytes of a GPU's memory to the host, after all earlier work of the stream; waits until they have arrived.
 FLASH_ATTENTION_API void download(int device, void* to, const void* from, std::size_t bytes, void* stream);
 
-/// True while the stream records into a graph.
+/// Whether the stream is being recorded into a graph.
 FLASH_ATTENTION_API bool is_captured(void* stream);
 
-/// Waits for everything on the stream; reports what failed on the GPU.
+/// Waits for all work of the stream. Reports errors of the GPU.
 FLASH_ATTENTION_API void synchronize(int device, void* stream = nullptr);
 
 }  // namespace flash_attention::cuda

@@ -16,10 +16,11 @@ namespace {
 /// A kernel of the process; the driver loads it into each context that uses it.
 struct Module {
   Function function = nullptr;
-  std::map<int, int> shared_bytes;  // what each GPU has been told that a launch may use
+  std::map<int, int> shared_bytes;  // the limit that each GPU has been given for a launch
 };
 
-/// How SMs divide their memory is an attribute of a kernel: one that is launched both ways is loaded twice.
+/// How SMs divide their memory is an attribute of a kernel. A kernel that is launched with both divisions is loaded
+/// twice.
 using ModuleKey = std::pair<jit::KernelKey, bool>;
 ModuleKey module_key(const jit::KernelKey& key, const Launch& launch) { return {key, launch.prefer_shared_carveout}; }
 
@@ -28,7 +29,7 @@ struct Registry {
   std::map<ModuleKey, Module> modules;
 };
 
-/// Never destroyed: at the end of the process the driver may be gone before our statics.
+/// Never destroyed: at the end of the process the driver may end before our statics do.
 Registry& registry() {
   static Registry& process = *new Registry;
   return process;
@@ -47,7 +48,8 @@ Status load(const Driver& cu, const std::string& image, const std::string& name,
   return 0;
 }
 
-/// In place of a kernel made ahead of time by a toolkit that is newer than the driver: one by the NVRTC that is here.
+/// Replaces a kernel that was made ahead of time by a toolkit newer than the driver: compiles it with the NVRTC of this
+/// machine.
 std::shared_ptr<const jit::CompiledKernel> compiled_instead(const std::string& refusal, const jit::CompiledKernel& kernel,
                                                             const jit::KernelKey& key) {
   const std::string reason = refusal + ": " + kernel.path.string() + " is not for this driver";
@@ -76,7 +78,7 @@ Function find_function(const jit::KernelKey& key, const Launch& launch, int devi
 Function load_function(const Driver& cu, const jit::KernelKey& key, const Launch& launch, int device) {
   auto kernel = jit::compiled(key);  // outside the lock: it may take seconds
   std::unique_lock lock(registry().mutex);
-  Module& module = registry().modules[module_key(key, launch)];  // stays where it is while the lock is given back
+  Module& module = registry().modules[module_key(key, launch)];  // the reference stays valid while the lock is released
   while (module.function == nullptr) {
     const Status status = load(cu, kernel->image, key.plain ? key.entry : "kernel", module.function);
     if (status == 0) break;
@@ -93,14 +95,15 @@ Function load_function(const Driver& cu, const jit::KernelKey& key, const Launch
       check(cu, cu.KernelSetAttribute(FunctionAttribute::non_portable_cluster_size_allowed, 1, module.function, device),
             "cuKernelSetAttribute(cluster size)");
     }
-    // What the SMs divide otherwise they divide anew when the next launch wants it: microseconds in which they are idle.
+    // If two neighbouring launches divide the memory of SMs differently, the SMs are idle for microseconds to change
+    // it.
     if (launch.prefer_shared_carveout) {
       check(cu, cu.KernelSetAttribute(FunctionAttribute::preferred_shared_carveout, 100, module.function, device),
             "cuKernelSetAttribute(shared memory carve-out)");
     }
     module.shared_bytes[device] = launch.shared_bytes;
   }
-  // Loads the code into this context now, since a lazy load at the first launch could fall into a stream capture.
+  // Loads the code into this context now, since a lazy load at the first launch might happen during a stream capture.
   void* in_this_context = nullptr;
   check(cu, cu.KernelGetFunction(&in_this_context, module.function), "cuKernelGetFunction");
   return module.function;

@@ -5,11 +5,11 @@
 
 namespace flash_attention::cuda {
 
-/// The kernel for one launch of a plan, ready to be launched on that GPU; null where it has yet to be loaded.
+/// The kernel for one launch of a plan, ready to be launched on that GPU; null if it has not been loaded.
 Function find_function(const jit::KernelKey& key, const Launch& launch, int device);
 
-/// The same, loaded where needed, which may compile. A kernel is loaded once per process and kept to its end. A context of
-/// the GPU must be current.
+/// The same, but loads the kernel if needed, which may compile it. A kernel is loaded once in a process, and stays. A
+/// context of the GPU must be current.
 Function load_function(const Driver& cu, const jit::KernelKey& key, const Launch& launch, int device);
 
 }  // namespace flash_attention::cuda

@@ -6,8 +6,8 @@
 
 namespace flash_attention::cuda {
 
-/// The hardware's form of a tensor map, until this thread's next call. Throws Error(internal) that names what the driver
-/// would refuse.
+/// The hardware's form of a tensor map, valid until this thread's next call. Throws Error(internal), which names the
+/// value that the driver would refuse.
 const abi::TensorMap& tensor_map(const Driver& cu, const launch::TensorMapSpec& spec);
 
 }  // namespace flash_attention::cuda

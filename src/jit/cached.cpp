@@ -14,9 +14,9 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr auto lock_patience = 120s;  // a holder that takes longer is stuck: compiling twice is better than waiting
+constexpr auto lock_patience = 120s;  // a holder that takes longer is stuck; compiling twice is better than waiting
 
-/// The file that this code is in; empty where the loader does not say.
+/// The file with this code; empty if the loader does not tell.
 std::filesystem::path this_library() {
   Dl_info found;
   if (::dladdr(reinterpret_cast<const void*>(&this_library), &found) == 0 || found.dli_fname == nullptr) return {};
@@ -25,7 +25,7 @@ std::filesystem::path this_library() {
   return error ? std::filesystem::path{} : library;
 }
 
-/// Those that are there; the only one that the settings name, even where it is not.
+/// The stores that exist. If the settings name one, it is the only one, even if it does not exist.
 std::vector<Store> ahead_of_time_stores(const support::Settings& settings) {
   std::vector<Store> stores;
   if (!settings.aot_dir.empty()) {

@@ -20,7 +20,7 @@ std::shared_ptr<const CompiledKernel> look_up_or_compile(const KernelKey& key, b
   return to_kernel(build(nvrtc_compiler(), unit_of(key), quiet));
 }
 
-// The kernels of this process. A key that is being compiled is in the map already, as a future others wait for.
+// The kernels of this process. A key that is being compiled is already in the map, as a future that others wait for.
 using Pending = std::shared_future<std::shared_ptr<const CompiledKernel>>;
 struct Memory {
   std::mutex mutex;
@@ -32,7 +32,7 @@ Memory& memory() {
   return process;
 }
 
-/// Another thread compiles it. That one may be quiet; the caller of this one waits.
+/// Waits for another thread that compiles it. That thread may be quiet; this caller waits, so it logs.
 std::shared_ptr<const CompiledKernel> wait_for(const Pending& pending, const KernelKey& key) {
   if (pending.wait_for(std::chrono::seconds(0)) == std::future_status::ready) return pending.get();
   const LongWait wait("compiling " + to_string(key));

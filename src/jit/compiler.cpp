@@ -5,7 +5,7 @@
 namespace flash_attention::jit {
 namespace {
 
-/// Those come first: where they serve, the compiler is not even opened.
+/// Kernels made ahead of time are searched first: if one fits, the compiler is not even opened.
 std::optional<Artifact> find_ahead_of_time(const Compiler& compiler, const Unit& unit) {
   const ProductCache& cache = product_cache();
   if (cache.ahead_of_time().empty()) return std::nullopt;

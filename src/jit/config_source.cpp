@@ -74,7 +74,7 @@ const char* source(abi::MaskWords words) {
   return "";
 }
 
-/// Designated initialisers; members at their default are left out, so that the unit shows what is special about it.
+/// Designated initialisers. Members with their default are left out, so that the unit shows what is special.
 class Initialiser {
  public:
   explicit Initialiser(const char* type) { text_ << type << '{'; }

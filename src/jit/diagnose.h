@@ -6,7 +6,7 @@
 
 namespace flash_attention::jit {
 
-/// What `doctor` says about NVRTC and the kernel caches.
+/// Findings for `doctor` about NVRTC and the kernel caches.
 std::vector<Finding> diagnose();
 
 }  // namespace flash_attention::jit

@@ -10,7 +10,7 @@ struct EmbeddedFile {
   std::string_view text;
 };
 
-/// Every file of kernels/ and src/emulator/runtime/, as it was when the library was built.
+/// Every file of kernels/ and src/emulator/runtime/, from the time when the library was built.
 std::span<const EmbeddedFile> embedded_files();
 
 }  // namespace flash_attention::jit

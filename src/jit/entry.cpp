@@ -21,7 +21,7 @@ static_assert(sizeof(Trailer) == 64);
 constexpr char magic[8] = {'F', 'L', 'A', 'S', 'H', 'A', 'T', 'T'};
 constexpr std::uint32_t format = 1;
 
-/// The text up to the next newline, which is removed with it.
+/// Removes the first line of the text, with its newline, and returns it.
 std::string take_line(std::string_view& text) {
   const std::size_t end = text.find('\n');
   std::string line(text.substr(0, end));

@@ -10,7 +10,7 @@ namespace flash_attention::jit {
 ///
 ///     payload | facts, as text | trailer of 64 bytes: magic, format, sizes, sha256 of payload and facts
 ///
-/// The payload comes first, so tools and dlopen, which ignore what follows an ELF image, can take the file as it is.
+/// The payload comes first, so tools and dlopen can read the file directly: they ignore everything after an ELF image.
 struct Entry {
   std::string name;      // Recipe::name
   std::string content;   // hash of Recipe::content, in hexadecimal
@@ -21,7 +21,7 @@ struct Entry {
 
 std::string encode(const Entry& entry);
 
-/// Nothing where a single bit differs from what encode gave.
+/// Returns nothing if a single bit differs from the result of encode.
 std::optional<Entry> decode(std::string_view bytes);
 
 }  // namespace flash_attention::jit

@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::size_t max_content_bytes = std::size_t{1} << 28;
 
-/// The files that the first lines of a pack name; nothing where these are no such lines.
+/// The files that the first lines of a pack name; nothing if these are not such lines.
 std::optional<std::vector<Pack::File>> files_of(std::string_view content) {
   std::vector<Pack::File> files;
   std::vector<std::size_t> sizes;

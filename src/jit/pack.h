@@ -11,10 +11,10 @@
 
 namespace flash_attention::jit {
 
-/// Cache files of one stem in one compressed file, "STEM.pack": kernels that differ in a few options are alike, and
-/// together take a seventh of the room that each takes by itself. tools/kernel_packs.py makes it.
+/// Cache files of one stem in one compressed file, "STEM.pack". Kernels that differ in a few options are similar:
+/// together they take a seventh of the space that they take separately. tools/kernel_packs.py makes it.
 ///
-///     LZMA of:   a line "NAME BYTES" for each file | an empty line | the files, one behind the other
+///     LZMA of:   a line "NAME BYTES" for each file | an empty line | the files, one after another
 class Pack {
  public:
   struct File {
@@ -22,8 +22,8 @@ class Pack {
     std::string_view bytes;
   };
 
-  /// Nothing where there is no such file, or where it is damaged or not to be trusted, which is said in the log. A pack is
-  /// read once, and stays in memory.
+  /// Returns nothing if there is no such file, or if it is damaged or untrusted, which is logged. A pack is read once
+  /// and stays in memory.
   static std::shared_ptr<const Pack> open(const std::filesystem::path& path, const support::Trust& trust);
 
   const std::vector<File>& files() const { return files_; }
@@ -35,7 +35,7 @@ class Pack {
   std::vector<File> files_;
 };
 
-/// How the names of packs end.
+/// The ending of the names of packs.
 inline constexpr std::string_view pack_ending = ".pack";
 
 }  // namespace flash_attention::jit

@@ -6,14 +6,14 @@
 
 namespace flash_attention::jit {
 
-/// What the assembler said about the kernel (--ptxas-options=-v).
+/// The assembler's report of the kernel (--ptxas-options=-v).
 struct CompileReport {
   int registers = 0;
   int stack_bytes = 0;
   int spill_store_bytes = 0;
   int spill_load_bytes = 0;
   int shared_bytes = 0;  // static
-  /// Lines about wgmma that the assembler had to make slow: serialised, or with a wait or an arrive put in.
+  /// Warnings about wgmma that the assembler had to make slow: serialised, or with an additional wait or arrive.
   std::vector<std::string> wgmma_warnings;
 };
 

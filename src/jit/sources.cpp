@@ -26,7 +26,7 @@ std::optional<std::string> text_of(const std::string& name, const std::filesyste
   return std::nullopt;
 }
 
-/// The names in `#include "name"` lines. Lines that a preprocessor would skip count too: one file more does no harm.
+/// The names in `#include "name"` lines. Lines that a preprocessor would skip are included: one more file does no harm.
 std::vector<std::string> includes_of(std::string_view text) {
   std::vector<std::string> names;
   constexpr std::string_view directive = "#include \"";
@@ -55,7 +55,7 @@ std::vector<SourceFile> sources_of_text(const std::string& text, const std::file
     open.pop_back();
     if (found.contains(next)) continue;
     auto file = text_of(next, kernel_dir);
-    if (!file) continue;  // the compiler reports it, with the line that asks for it
+    if (!file) continue;  // the compiler reports it, with the line that includes it
     for (std::string& included : includes_of(*file)) open.push_back(std::move(included));
     found.emplace(next, std::move(*file));
   }

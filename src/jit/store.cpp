@@ -28,12 +28,12 @@ struct File {
   fs::file_time_type used;
 };
 
-/// Those that this library has written.
+/// The files that this library has written.
 std::vector<File> files_in(const fs::path& folder) {
   std::vector<File> files;
   std::error_code error;
   for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
-    std::error_code gone;  // another process may remove files meanwhile
+    std::error_code gone;  // another process may remove files at the same time
     if (!is_ours(it->path()) || !fs::is_regular_file(it->symlink_status(gone))) continue;
     File file{it->path(), static_cast<std::int64_t>(it->file_size(gone)), it->last_write_time(gone)};
     if (!gone) files.push_back(std::move(file));
@@ -72,14 +72,15 @@ std::optional<Artifact> Store::load(const fs::path& path, const Recipe& recipe) 
   std::error_code error;
   auto artifact = verified(*bytes, path, recipe);
   if (access_ == Access::read_write && artifact)
-    fs::last_write_time(path, fs::file_time_type::clock::now(), error);  // used
+    fs::last_write_time(path, fs::file_time_type::clock::now(), error);  // a use counts as a change
   if (access_ == Access::read_write && !artifact) fs::remove(path, error);
   return artifact;
 }
 
 std::optional<Artifact> Store::find(const Recipe& recipe) const {
   if (!problem_.empty()) return std::nullopt;
-  // Kernels made ahead of time are right whatever compiler made them; so is any if there is no compiler.
+  // Kernels made ahead of time are correct whatever compiler made them. If there is no compiler here, so is any
+  // product.
   if (access_ == Access::read_write && !recipe.compiler.empty()) return load(folder_ / file_name(recipe), recipe);
   Recipe any = recipe;
   any.compiler.clear();

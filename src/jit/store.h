@@ -16,23 +16,24 @@
 
 namespace flash_attention::jit {
 
-/// A folder of compiled products; one that is only read may hold packs of them (pack.h). What is found there is code, so
-/// nothing is taken from a folder or file that another user could have written. Safe for any number of processes at once.
+/// A folder of compiled products. A folder that is only read may contain packs of them (pack.h). The products are code,
+/// so nothing is used from a folder or file that another user could have written. Any number of processes may use it at
+/// the same time.
 class Store {
  public:
   enum class Access { read_only, read_write };
 
-  /// Touches nothing but the folder itself, which is made (mode 0700) where it is to be written.
+  /// Touches nothing but the folder itself, which is created (mode 0700) if it is writable.
   Store(std::filesystem::path folder, Access access, std::int64_t limit_bytes, support::Trust trust = {});
 
   const std::filesystem::path& folder() const { return folder_; }
-  /// Why the folder is not used; empty where it is.
+  /// Why the folder is not used; empty if it is.
   const std::string& problem() const { return problem_; }
 
-  /// The product, verified. A damaged file is removed (if that is allowed), reported and not found.
+  /// The product, verified. A damaged file is removed (if allowed), reported, and counts as not found.
   std::optional<Artifact> find(const Recipe& recipe) const;
 
-  /// Keeps the product and its source; returns its path, or an empty one where it could not be kept (reported).
+  /// Keeps the product and its source. Returns its path, or an empty path if it could not be kept (which is reported).
   std::filesystem::path keep(const Recipe& recipe, const Product& product) const;
 
   /// A lock on this recipe between all processes that use the folder.

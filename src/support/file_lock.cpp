@@ -11,7 +11,8 @@ namespace flash_attention::support {
 
 std::optional<FileLock> FileLock::acquire(const std::filesystem::path& file, std::uint64_t slot,
                                           std::chrono::milliseconds patience) {
-  // An open-file-description lock: it belongs to this descriptor, so two threads of one process exclude each other too.
+  // An open-file-description lock: it belongs to this descriptor, so two threads of one process also exclude each
+  // other.
   const int fd = ::open(file.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
   if (fd < 0) return std::nullopt;
   FileLock lock(fd);
@@ -21,7 +22,7 @@ std::optional<FileLock> FileLock::acquire(const std::filesystem::path& file, std
   range.l_start = static_cast<off_t>(slot >> 2);
   range.l_len = 1;
 
-  // Polled, since a blocking wait cannot be given a time limit without signals.
+  // Polled, because a blocking wait has no time limit without signals.
   const auto deadline = std::chrono::steady_clock::now() + patience;
   std::chrono::milliseconds pause{1};
   while (::fcntl(fd, F_OFD_SETLK, &range) != 0) {

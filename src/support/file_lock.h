@@ -7,11 +7,11 @@
 
 namespace flash_attention::support {
 
-/// A lock between processes, and between threads, on one of 2^62 slots of a file. The system releases it when the holder
-/// dies. One file serves every slot, so locks leave nothing to clean up.
+/// A lock between processes, and between threads, on one of 2^62 slots of a file. The system releases it if the holder
+/// dies. One file has all slots, so locks leave nothing to clean up.
 class FileLock {
  public:
-  /// Waits at most `patience` for the slot. Empty when it stayed taken or the file cannot be opened.
+  /// Waits at most `patience` for the slot. Empty if the slot stayed locked or the file cannot be opened.
   static std::optional<FileLock> acquire(const std::filesystem::path& file, std::uint64_t slot,
                                          std::chrono::milliseconds patience);
   FileLock(FileLock&& other) noexcept : fd_(other.fd_) { other.fd_ = -1; }

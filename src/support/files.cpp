@@ -49,7 +49,7 @@ std::optional<std::string> why_untrusted(const std::filesystem::path& path, cons
   return std::nullopt;
 }
 
-/// A folder that anybody may write to lets anybody put another one in the place of what is below, unless it is sticky.
+/// If anybody may write to a folder, anybody can replace the folders in it, unless it is sticky.
 std::optional<std::string> why_replaceable(const std::filesystem::path& folder) {
   for (std::filesystem::path above = folder.parent_path(); above.has_relative_path(); above = above.parent_path()) {
     struct stat status;
@@ -101,8 +101,7 @@ Trust trust_in(const std::filesystem::path& library) {
 }
 
 TrustedFile read_trusted_file(const std::filesystem::path& path, const Trust& trust) {
-  // What is looked at is what is read: the file behind this descriptor, whatever the name stands for by then. A pipe in
-  // its place must not block.
+  // Check and read the same file: the one of this descriptor, whatever the name refers to later. A pipe must not block.
   const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
   if (file.get() < 0 && errno == ENOENT) return {};
   if (file.get() < 0 && errno == ELOOP) return {std::nullopt, path.string() + " is a link"};
@@ -120,7 +119,7 @@ std::optional<std::string> write_file_atomically(const std::filesystem::path& pa
 
   const Descriptor file(::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
   if (file.get() < 0) return failure("cannot create", temporary);
-  // The data must be on the disk before the name is, or a power cut could leave the name on an empty file.
+  // The data must be on the disk before the name. Otherwise a power cut could leave the name on an empty file.
   if (!write_all(file.get(), bytes) || ::fsync(file.get()) != 0) {
     std::string message = failure("cannot write", temporary);
     ::unlink(temporary.c_str());
@@ -162,7 +161,7 @@ std::optional<std::string> prepare_private_folder(const std::filesystem::path& f
   if (::mkdir(folder.c_str(), 0700) != 0 && errno != EEXIST) return failure("cannot create the folder", folder);
   struct stat link, status;
   if (::lstat(folder.c_str(), &link) != 0) return failure("cannot look at", folder);
-  // In a folder that others can write to, such as /tmp, a link of theirs could lead to any folder of this user's.
+  // In a folder that others can write to, such as /tmp, another user's link could lead to any folder of this user.
   if (S_ISLNK(link.st_mode) && link.st_uid != ::geteuid() && link.st_uid != 0) {
     return folder.string() + " is a link of user " + std::to_string(link.st_uid) + "; it is not followed";
   }
@@ -175,12 +174,12 @@ std::optional<std::string> prepare_private_folder(const std::filesystem::path& f
 
 std::variant<std::filesystem::path, std::string> private_temporary_folder() {
   std::error_code error;
-  std::filesystem::path base = std::filesystem::temp_directory_path(error);  // fails where TMPDIR is no folder
+  std::filesystem::path base = std::filesystem::temp_directory_path(error);  // fails if TMPDIR is not a folder
   if (error) base = "/tmp";
   std::filesystem::path folder = base / ("flash_attention-" + std::to_string(::geteuid()));
   const auto problem = prepare_private_folder(folder);
   if (!problem) return folder;
-  std::string fresh = (base / "flash_attention-XXXXXX").string();  // the usual name is somebody else's
+  std::string fresh = (base / "flash_attention-XXXXXX").string();  // the usual name belongs to another user
   if (::mkdtemp(fresh.data()) == nullptr) return *problem + "; " + failure("cannot create", fresh);
   return std::filesystem::path(fresh);
 }

@@ -7,7 +7,7 @@ namespace flash_attention::support {
 
 inline float float_of_bf16(std::uint16_t bits) { return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16); }
 
-/// Through the exponent's bias: the fp16 exponent and mantissa, moved into place, are a float 2^112 times too small.
+/// Uses the exponent's bias: the fp16 exponent and mantissa, moved into place, are a float 2^112 times too small.
 inline float float_of_fp16(std::uint16_t bits) {
   const std::uint32_t sign = static_cast<std::uint32_t>(bits & 0x8000u) << 16;
   const std::uint32_t magnitude = bits & 0x7fffu;

@@ -9,7 +9,7 @@
 
 namespace flash_attention::support {
 
-/// A JSON value to be written: made once, printed once. Members keep the order in which they were added.
+/// A JSON value to write: made once, printed once. Members keep the order in which they were added.
 class Json {
  public:
   static Json object() { return Json(Kind::object); }
@@ -17,7 +17,7 @@ class Json {
 
   Json(bool value) : text_(value ? "true" : "false") {}
   Json(std::integral auto value) : text_(std::to_string(value)) {}
-  Json(double value);  ///< null where it is not finite: JSON knows no infinity
+  Json(double value);  ///< null if it is not finite, since JSON has no infinity
   Json(std::string_view value);
   Json(const std::string& value) : Json(std::string_view(value)) {}
   Json(const char* value) : Json(std::string_view(value)) {}

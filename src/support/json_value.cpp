@@ -39,7 +39,7 @@ class JsonParser {
 
   JsonValue value() {
     using Kind = JsonValue::Kind;
-    constexpr int deepest = 64;  // a damaged file must not use up the stack
+    constexpr int deepest = 64;  // so that a damaged file cannot use up the stack
     JsonValue result;
     if (++depth_ > deepest) fail();
     if (take('{')) {
@@ -74,7 +74,7 @@ class JsonParser {
     return result;
   }
 
-  /// Escapes but \n, \t and \u keep their character: what we write has no others that matter.
+  /// Escapes other than \n, \t and \u keep their character. The files that we write have no others that matter.
   std::string string() {
     if (!take('"')) fail();
     std::string result;

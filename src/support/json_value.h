@@ -8,12 +8,12 @@
 
 namespace flash_attention::support {
 
-/// A JSON value that was read. What is not there, or is of another kind, reads as empty: "", 0, false, no members.
+/// A parsed JSON value. A missing value, or one of another kind, reads as empty: "", 0, false, no members.
 class JsonValue {
  public:
   enum class Kind : std::uint8_t { null, flag, number, text, array, object };
 
-  /// Throws Error(invalid_argument) with the place of the mistake; `name` says what was read.
+  /// Throws Error(invalid_argument) with the place of the mistake. `name` is the name of the text.
   static JsonValue parse(std::string_view text, const std::string& name);
 
   Kind kind() const { return kind_; }

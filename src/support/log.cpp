@@ -13,7 +13,7 @@ struct Receiver {
   void* context = nullptr;
 };
 
-/// Never destroyed: a background thread may have something to say while the process ends.
+/// Never destroyed: a background thread may log while the process ends.
 Receiver& receiver() {
   static Receiver& process = *new Receiver;
   return process;

@@ -4,7 +4,7 @@
 
 namespace flash_attention::support {
 
-/// Hands a message to the callback of set_log_callback (runtime.h); without one it is dropped.
+/// Passes a message to the callback of set_log_callback (runtime.h). Without a callback it is dropped.
 void log(std::string_view message);
 
 }  // namespace flash_attention::support

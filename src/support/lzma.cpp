@@ -1,5 +1,5 @@
-// LZMA: a stream of bits, each under a probability that follows from the bits before it (a range coder), which say
-// what comes next: a byte, or a copy of bytes that were there before.
+// LZMA: a stream of bits, each with a probability that depends on the bits before it (a range coder). The bits decode
+// to single bytes, and to copies of earlier bytes.
 #include "support/lzma.h"
 
 #include <algorithm>
@@ -36,7 +36,7 @@ class RangeDecoder {
     return one;
   }
 
-  /// `count` bits, each as likely 0 as 1.
+  /// Reads `count` bits that are 0 or 1 with equal probability.
   std::uint32_t direct(int count) {
     std::uint32_t result = 0;
     for (; count > 0; --count) {
@@ -49,7 +49,7 @@ class RangeDecoder {
     return result;
   }
 
-  /// A number of `count` bits, the highest first; each has a probability for what came before it.
+  /// Reads a number of `count` bits, the highest first. Each bit's probability depends on the bits before it.
   unsigned tree(Probability* probabilities, int count) {
     unsigned node = 1;
     for (int i = 0; i < count; ++i) node = node << 1 | bit(probabilities[node]);
@@ -90,7 +90,7 @@ struct Probabilities : std::array<Probability, size> {
   Probabilities() { this->fill(even); }
 };
 
-/// How long a copy is, from 2 on.
+/// The length of a copy, 2 or more.
 struct Lengths {
   Probabilities<2> choice;
   std::array<Probabilities<8>, 16> low, middle;
@@ -112,7 +112,7 @@ class Decoder {
         place_mask_((1u << place_bits) - 1),
         literals_(std::size_t{0x300} << (literal_context + literal_place), even) {}
 
-  /// Up to `size` bytes, or to the mark of the end where that is unknown; false where something is wrong.
+  /// Decodes up to `size` bytes, or up to the end mark if the size is unknown. Returns false if the data is wrong.
   bool decode(std::string& out, std::uint64_t size, std::size_t limit) {
     while (out.size() != size) {
       if (range_.overrun() || out.size() > limit) return false;
@@ -141,7 +141,8 @@ class Decoder {
     const std::size_t context = ((out.size() & literal_mask_) << literal_context_) + (before >> (8 - literal_context_));
     Probability* const probabilities = literals_.data() + 0x300 * context;
     unsigned symbol = 1;
-    if (state_ >= 7 && distances_[0] < out.size()) {  // behind a copy: what would have been copied next tells of it
+    // after a copy, the byte that would have been copied next helps to predict this one
+    if (state_ >= 7 && distances_[0] < out.size()) {
       unsigned other = static_cast<unsigned char>(out[out.size() - distances_[0] - 1]);
       while (symbol < 0x100) {
         const unsigned other_bit = other >> 7 & 1;
@@ -187,7 +188,7 @@ class Decoder {
     const std::size_t from = out.size() - distance;
     if (distance >= length) {
       out.append(out, from, length);
-    } else {  // it copies what it has just written
+    } else {  // it copies bytes that it has just written
       for (std::size_t i = 0; i < length; ++i) out.push_back(out[from + i]);
     }
     return true;
@@ -195,7 +196,7 @@ class Decoder {
 
   RangeDecoder range_;
   unsigned literal_context_, literal_mask_, place_mask_;
-  unsigned state_ = 0;  // what the last few were: bytes, copies, copies from a distance of before
+  unsigned state_ = 0;  // the kinds of the last few symbols: bytes, copies, copies from an earlier distance
   std::array<std::uint32_t, 4> distances_{};
   std::vector<Probability> literals_;
   std::array<Probabilities<16>, 12> is_match_, is_long_;

@@ -17,14 +17,14 @@ inline std::uint16_t bf16_of_float(float value) {
   return static_cast<std::uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1)) >> 16);
 }
 
-/// The size of a number as a float of `mantissa` bits and that exponent bias; what is larger than `largest` becomes that.
+/// A number as a float of `mantissa` bits and that exponent bias. Numbers above `largest` become `largest`.
 template <int mantissa, int bias>
 inline std::uint32_t small_float(float value, float largest) {
   const float magnitude = std::fabs(value);
   const float clipped = magnitude < largest ? magnitude : largest;
   constexpr std::uint32_t smallest_normal = static_cast<std::uint32_t>(128 - bias) << 23;
   const std::uint32_t bits = std::bit_cast<std::uint32_t>(clipped);
-  if (bits < smallest_normal) {  // a sum with a number whose last place is that of the subnormal codes rounds
+  if (bits < smallest_normal) {  // the sum with a number whose last place is that of the subnormal codes rounds to it
     constexpr std::uint32_t shift_bits = static_cast<std::uint32_t>(127 + 24 - mantissa - bias) << 23;
     return std::bit_cast<std::uint32_t>(clipped + std::bit_cast<float>(shift_bits)) - shift_bits;
   }

@@ -69,7 +69,7 @@ class Reader {
 
   std::filesystem::path path(const char* variable) const { return text(variable); }
 
-  /// Empty where it is relative: code is loaded from below these, and the working folder may be anybody's.
+  /// Empty if it is relative: code is loaded from below these folders, and anybody may write to the working folder.
   std::filesystem::path absolute_path(const char* variable) const {
     std::filesystem::path found = path(variable);
     return found.is_absolute() ? found : std::filesystem::path{};

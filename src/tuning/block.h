@@ -12,7 +12,7 @@
 
 namespace flash_attention::tuning {
 
-/// Memory on the device, with its copy on the host, which is the same where the device's memory is the host's.
+/// Memory on the device, with its copy on the host. They are the same if the device's memory is the host's.
 class Block {
  public:
   Block() = default;

@@ -20,7 +20,7 @@ double median(const std::vector<double>& values) { return quantile(values, 0.5);
 
 /// Samples of one series of rounds.
 struct Series {
-  std::vector<int> who;                      // contestants but the first
+  std::vector<int> who;                      // the contestants without the first
   std::vector<double> first, again;          // the first contestant, twice in each round
   std::vector<std::vector<double>> seconds;  // of each of `who`
 };
@@ -66,7 +66,7 @@ class Contest {
     return sample_(contestant);
   }
 
-  /// At most three besides the first that are at least about as fast as it.
+  /// The contestants that are about as fast as the first or faster, at most three.
   std::vector<int> heats(Outcome& outcome) {
     constexpr int heat_rounds = 3;
     constexpr double hopeless = 1.5, close = 1.05;
@@ -90,7 +90,7 @@ class Contest {
   Series rounds(std::vector<int> who) {
     Series series{.who = std::move(who), .first = {}, .again = {}, .seconds = {}};
     series.seconds.resize(series.who.size());
-    const double limit = limits_.seconds / 2;  // the repetition may take as long
+    const double limit = limits_.seconds / 2;  // the repetition may take the same time
     double total = 0;
     const auto take = [&](int contestant, std::vector<double>& into) {
       const double seconds = sample(contestant);
@@ -100,7 +100,7 @@ class Contest {
     for (int round = 0; round < limits_.max_rounds && !stopped_; ++round) {
       if (round >= limits_.min_rounds && total > limit) break;
       take(0, series.first);
-      for (std::size_t i = 0; i < series.who.size(); ++i) {  // who comes first changes from round to round
+      for (std::size_t i = 0; i < series.who.size(); ++i) {  // the order changes from round to round
         const std::size_t at = (i + static_cast<std::size_t>(round)) % series.who.size();
         take(series.who[at], series.seconds[at]);
       }
@@ -117,7 +117,7 @@ class Contest {
   }
   static double gain_of(const Series& series, std::size_t i) { return median(ratios(series, i)); }
 
-  /// Of the median of ratios: what the first contestant's two times differ by, and three standard errors.
+  /// The noise of the median of ratios: the difference of the first contestant's two times, plus three standard errors.
   double noise_of(const Series& series) const {
     std::vector<double> same;
     for (std::size_t round = 0; round < series.first.size(); ++round)
@@ -135,7 +135,7 @@ class Contest {
     return best;
   }
 
-  /// Faster by more than the noise, and in three rounds of four faster at all.
+  /// Whether it is faster by more than the noise, and faster at all in three of four rounds.
   bool wins(const Series& series, std::size_t i) const {
     const std::vector<double> all = ratios(series, i);
     return median(all) - 1 > noise_of(series) && quantile(all, 0.25) > 1;

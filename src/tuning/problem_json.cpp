@@ -198,7 +198,7 @@ void read(const Member& at, decltype(Problem::program_sizes)& to) {
 
 }  // namespace
 
-// The fields of both lists, through the rows of the table; those that callers alone have are none of Problem.
+// The fields of both lists, through the rows of the table. Fields that only callers have are not fields of Problem.
 #define FLASH_ATTENTION_FIELDS(X)          \
   FLASH_ATTENTION_CALL_OPTIONS(X##_OPTION) \
   FLASH_ATTENTION_OTHER_FIELDS(X##_FIELD)
@@ -212,7 +212,7 @@ void read(const Member& at, decltype(Problem::program_sizes)& to) {
 #define FLASH_ATTENTION_WRITE_FIELD(field, form, scores) FLASH_ATTENTION_WRITE_##form(field)
 
 Json to_json(const Problem& problem) {
-  static const Problem usual{.invariant = false};  // whatever the environment of the reader says
+  static const Problem usual{.invariant = false};  // independent of the reader's environment
   Json json = Json::object();
   FLASH_ATTENTION_FIELDS(FLASH_ATTENTION_WRITE)
   return json;

@@ -20,7 +20,7 @@ std::string line_of(const Problem& problem, Pass pass) {
   support::Json json = support::Json::object();
   const std::string text = json.add("pass", to_string(pass)).add("problem", to_json(problem)).text();
   std::string line;
-  for (std::size_t i = 0; i < text.size(); ++i) {  // text that is quoted has no line breaks
+  for (std::size_t i = 0; i < text.size(); ++i) {  // quoted text has no line breaks
     if (text[i] != '\n') {
       line += text[i];
       continue;
@@ -31,7 +31,7 @@ std::string line_of(const Problem& problem, Pass pass) {
   return line + '\n';
 }
 
-/// In one go, so that lines of several processes do not mix.
+/// Writes in one system call, so that lines of several processes do not mix.
 bool append(const std::filesystem::path& file, const std::string& line) {
   const int fd = ::open(file.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
   if (fd < 0) return false;
@@ -43,7 +43,7 @@ bool append(const std::filesystem::path& file, const std::string& line) {
 
 void record(const std::filesystem::path& file, const Problem& problem, Pass pass) {
   if (pass != Pass::forward && pass != Pass::backward) return;
-  static std::mutex& mutex = *new std::mutex;  // never destroyed, as the cache of plans
+  static std::mutex& mutex = *new std::mutex;  // never destroyed, like the cache of plans
   static auto& lines = *new std::unordered_set<std::string>;
   static bool failed = false;
   std::string line = line_of(problem, pass);

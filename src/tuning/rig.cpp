@@ -16,7 +16,7 @@
 namespace flash_attention::tuning {
 namespace {
 
-/// Numbers close to normal, the same on every machine.
+/// Numbers close to a normal distribution, the same on every machine.
 class Random {
  public:
   explicit Random(std::uint64_t seed) : state_(seed) {}
@@ -67,7 +67,7 @@ float load(const void* data, Dtype dtype, std::int64_t i) {
   return dtype == Dtype::float16 ? support::float_of_fp16(bits) : support::float_of_bf16(bits);
 }
 
-/// The axes of a tensor and where its elements are.
+/// The axes of a tensor and the places of its elements.
 struct Layout {
   std::int64_t batch, seq, heads, dim;
   Strides strides;
@@ -92,7 +92,7 @@ Layout key_layout(const Problem& p, const Strides& strides, std::int64_t dim) {
   return {p.packed ? 1 : p.batch, p.packed ? p.total_kv : p.seq_kv, p.heads_kv, dim, strides};
 }
 
-/// The longest sequence first; the rest is shared out evenly.
+/// The longest sequence first. The others share the rest evenly.
 std::vector<std::int32_t> ends_of_sequences(std::int64_t batch, std::int64_t total, std::int64_t longest) {
   std::vector<std::int32_t> ends(static_cast<std::size_t>(batch) + 1, 0);
   std::int64_t at = std::min(total, longest);
@@ -105,7 +105,7 @@ std::vector<std::int32_t> ends_of_sequences(std::int64_t batch, std::int64_t tot
 }
 
 double epsilon(const Problem& p) {
-  if (p.q_dtype && size_of(*p.q_dtype) == 1) return 0x1p-4;  // probabilities are rounded as queries are
+  if (p.q_dtype && size_of(*p.q_dtype) == 1) return 0x1p-4;  // probabilities are rounded in the same way as queries
   if (p.dtype == Dtype::bfloat16) return 0x1p-8;
   if (p.dtype == Dtype::float16) return 0x1p-10;
   return p.precision == Precision::tf32 ? 0x1p-10 : 0x1p-16;
@@ -120,9 +120,10 @@ double root_mean_square(const float* values, std::int64_t count) {
   return finite == 0 ? 0 : std::sqrt(sum / static_cast<double>(finite));
 }
 
-constexpr std::int64_t pool_elements = 1 << 18;  // random numbers that all rows take theirs from: large tensors are made quickly
+// random numbers from which all rows are copied, so that large tensors are made quickly
+constexpr std::int64_t pool_elements = 1 << 18;
 
-/// Infinite or NaN in both, and alike.
+/// Both infinite with the same sign, or both NaN.
 bool alike(float x, float y) { return x == y || (std::isnan(x) && std::isnan(y)); }
 
 std::string difference(const Result& got, const Result& expected, double epsilon) {
@@ -139,7 +140,7 @@ std::string difference(const Result& got, const Result& expected, double epsilon
       if (alike(x, y)) continue;
       const double error = std::abs(double{x} - double{y});
       const double allowed = is_lse ? 1e-3 * (1 + std::abs(double{y})) : epsilon * (8 * size + 4 * std::abs(double{y}));
-      if (!(error <= allowed)) {  // NaN is more than anything
+      if (!(error <= allowed)) {  // also true if error is NaN
         return expected.tensor + "[" + std::to_string(i) + "] is " + std::to_string(x) + " and should be " +
                std::to_string(y);
       }
@@ -195,7 +196,7 @@ Rig::Rig(const Call& call, const DeviceInfo& device, const Backend& backend, Inp
   const auto block = [&](std::int64_t elements, std::size_t size) {
     return Block(backend, device.device, static_cast<std::size_t>(elements) * size);
   };
-  const auto kv_length = [&](std::int64_t batch) {  // hostile: less than there is room for
+  const auto kv_length = [&](std::int64_t batch) {  // hostile: less than the capacity
     return hostile ? std::max<std::int64_t>(0, p.seq_kv - 5 - 7 * batch) : p.seq_kv;
   };
   const bool short_keys = (p.seqused_kv || p.key_lengths) && p.page_size == 0 && !p.packed;
@@ -203,7 +204,8 @@ Rig::Rig(const Call& call, const DeviceInfo& device, const Backend& backend, Inp
     Block made = block(layout.elements(), size_of(dtype));
     Random random(seed);
     const std::size_t size = size_of(dtype);
-    std::vector<char> pool(static_cast<std::size_t>(pool_elements + layout.dim) * size);  // rows begin at places of it
+    // rows begin at different places of the pool
+    std::vector<char> pool(static_cast<std::size_t>(pool_elements + layout.dim) * size);
     for (std::int64_t i = 0; i < pool_elements + layout.dim; ++i) store(pool.data(), dtype, i, random.normal());
     layout.each_row([&](std::int64_t batch, std::int64_t row, std::int64_t begin) {
       const std::size_t place = random.next() % pool_elements;
@@ -361,7 +363,8 @@ std::vector<Result> Rig::results(std::int64_t most) const {
   const auto read = [&](const char* name, const Block& block, const Layout& layout) {
     block.download();
     Result result{.tensor = name, .values = {}, .row = layout.dim};
-    const std::int64_t every = layout.batch * layout.seq * layout.heads * layout.dim / most | 1;  // odd: rows of all heads
+    // odd, so that rows of all heads are included
+    const std::int64_t every = layout.batch * layout.seq * layout.heads * layout.dim / most | 1;
     std::int64_t row = 0;
     layout.each_row([&](std::int64_t, std::int64_t, std::int64_t begin) {
       if (row++ % every != 0) return;

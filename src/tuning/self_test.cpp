@@ -23,7 +23,7 @@ Problem changed(Problem problem, const Change& change) {
   return problem;
 }
 
-/// What the kernel makes of a call, and what it should.
+/// Describes what is wrong with the kernel's results of a call; empty if nothing.
 std::string wrong(const Call& call, const Plan& plan, const Kernel& kernel, const Machine& machine, const Machine& host) {
   const auto plan_on_host = [&](const Problem& problem, Pass pass) {
     DeviceInfo by_rules = host.device;
@@ -99,7 +99,7 @@ Problem timed_problem(const Problem& model) {
 plan::Verdict self_test(std::string_view kernel, Pass pass, const std::vector<Call>& calls, const Call* timed,
                         std::string_view stand_in, const Machine& machine, const Machine& host, const Load& load) {
   plan::Verdict verdict{.kernel = std::string(kernel), .pass = pass, .passed = false, .reason = {}};
-  DeviceInfo trusting = machine.device;  // the plan is that of the kernel, whatever is known of it
+  DeviceInfo trusting = machine.device;  // so that the plan is the kernel's, even if it is untested here
   trusting.tuned.reset();
   trusting.proven_only = false;
   struct Taken {

@@ -34,7 +34,7 @@ struct Known {
   std::map<std::string, std::shared_ptr<const plan::Tuned>> places;
 };
 
-/// Never destroyed, and never locked in a child of fork(): as the cache of plans.
+/// Never destroyed, and never locked in a child of fork(), like the cache of plans.
 Known& all() {
   static Known& instance = *new Known;
   return instance;
@@ -44,7 +44,7 @@ const int fork_safe = pthread_atfork([] { all().mutex.lock(); }, [] { all().mute
 
 std::atomic<std::uint64_t> changes{0};
 
-/// What was committed for this place.
+/// The choices for this place that are committed in the repository.
 TunedFile shipped_for(const Place& place) {
   TunedFile found{.place = place, .entries = {}, .verdicts = {}};
   for (const std::string_view text : shipped_files()) {
@@ -64,7 +64,7 @@ std::shared_ptr<const plan::Tuned> read_known(const DeviceInfo& device, const Pl
   return std::make_shared<const plan::Tuned>(device, file.entries, file.verdicts);
 }
 
-/// The folder, or nothing and a report why there is none.
+/// The folder, or nothing, with a report why there is none.
 std::optional<std::filesystem::path> folder_to_write() {
   const support::Settings& settings = support::settings();
   const std::filesystem::path folder = settings.cache_dir / "tuned";
@@ -80,7 +80,7 @@ std::optional<std::filesystem::path> folder_to_write() {
   return std::nullopt;
 }
 
-/// Changes the file of a place; returns its path where that was possible.
+/// Changes the file of a place. Returns its path if that was possible.
 std::filesystem::path change_file(const Place& place, const std::function<void(TunedFile&)>& change) {
   const auto folder = folder_to_write();
   if (!folder) return {};

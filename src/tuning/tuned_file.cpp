@@ -30,7 +30,7 @@ Json json_of(const plan::Tuned::Entry& entry) {
   const plan::Choice& choice = entry.tuned.choice;
   Json json = Json::object();
   json.add("pass", to_string(entry.pass)).add("problem", to_json(entry.problem));
-  if (!choice.kernel.empty()) json.add("kernel", choice.kernel);  // else the planner's own is the fastest
+  if (!choice.kernel.empty()) json.add("kernel", choice.kernel);  // otherwise the planner's own is the fastest
   if (choice.block_q != 0) json.add("block_q", choice.block_q).add("block_kv", choice.block_kv);
   if (choice.num_stages != 0) json.add("num_stages", choice.num_stages);
   if (choice.num_splits != 0) json.add("num_splits", choice.num_splits);
@@ -104,7 +104,7 @@ std::string to_text(const TunedFile& file) {
   const auto key = [](const plan::Tuned::Entry& entry) {
     return std::string(to_string(entry.pass)) + to_json(entry.problem).text();
   };
-  std::ranges::sort(entries, {}, key);  // a file that is committed then differs only where a choice does
+  std::ranges::sort(entries, {}, key);  // so that a committed file changes only where a choice does
   for (const plan::Tuned::Entry& entry : entries) choices.push(json_of(entry));
   Json verdicts = Json::array();
   for (const plan::Verdict& verdict : file.verdicts) verdicts.push(json_of(verdict));

@@ -8,7 +8,7 @@
 
 namespace flash_attention::tuning {
 
-/// Where something was measured: by which its results are found again, and refused elsewhere.
+/// Where something was measured. Results are found again by it, and refused elsewhere.
 struct Place {
   std::string kind;  // "cuda", "cpu"
   std::string name;
@@ -24,7 +24,7 @@ struct Place {
 
 Place place_of(const DeviceInfo& device, const std::string& driver);
 
-/// What was measured in a place, as a file that people can read, send and commit.
+/// The measurements of a place, as a file that people can read, send and commit.
 struct TunedFile {
   Place place;
   std::vector<plan::Tuned::Entry> entries;
@@ -34,10 +34,11 @@ struct TunedFile {
 /// JSON, the entries in a fixed order; its last line is a hash of the rest.
 std::string to_text(const TunedFile& file);
 
-/// The inverse. Throws Error(invalid_argument) that names `name` and what is wrong where the text is damaged or none of ours.
+/// The inverse. Throws Error(invalid_argument), which names `name` and the mistake, if the text is damaged or not a
+/// tuned file.
 TunedFile parse_tuned(std::string_view text, const std::string& name);
 
-/// Refuses a file of another device or another version of the library. The driver may be another: it does not compile.
+/// Refuses a file of another device or another version of the library. The driver may differ: it does not compile.
 void require_place(const TunedFile& file, const Place& here, const std::string& name);
 
 }  // namespace flash_attention::tuning

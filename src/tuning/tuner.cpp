@@ -17,16 +17,16 @@
 namespace flash_attention::tuning {
 namespace {
 
-/// One way to make the call, and what is known of it.
+/// One way to make the call, and its results.
 struct Contestant {
   const Problem& problem;
   plan::Alternative alternative;
   std::unique_ptr<Kernel> kernel{};
-  std::string wrong{};  // why it is out
+  std::string wrong{};  // why it is out of the contest
   bool checked = false;
 };
 
-/// Loads all, as many at a time as there are cores: most of them are compiled first.
+/// Loads all contestants, as many at a time as there are cores, because most of them must be compiled first.
 void load_all(std::vector<Contestant>& contestants, const Tools& tools, const std::function<bool()>& stops) {
   std::atomic<std::size_t> next{0};
   std::atomic<bool> stopped{false};
@@ -52,21 +52,21 @@ void load_all(std::vector<Contestant>& contestants, const Tools& tools, const st
   std::vector<std::future<void>> workers;
   for (unsigned i = 0; i < std::max(1u, std::thread::hardware_concurrency()); ++i)
     workers.push_back(std::async(std::launch::async, work));
-  for (std::future<void>& worker : workers) {  // `stops` is asked by this thread alone
+  for (std::future<void>& worker : workers) {  // only this thread calls `stops`
     while (worker.wait_for(std::chrono::milliseconds(20)) != std::future_status::ready) stopped = stopped || (stops && stops());
     worker.get();
   }
   if (fatal) std::rethrow_exception(fatal);
 }
 
-/// What of the choice is in the plan, too.
+/// The part of the choice that is also in the plan.
 std::string name_of(const plan::Alternative& alternative) {
   plan::Choice choice = alternative.choice;
   if (choice.block_q == 0) choice.block_q = alternative.plan.block_q, choice.block_kv = alternative.plan.block_kv;
   return plan::to_string(choice);
 }
 
-/// The forward pass that a backward pass belongs to.
+/// Runs the forward pass before a backward pass.
 void prepare_backward(Rig& rig, const Call& call, const DeviceInfo& device, const Backend& backend) {
   if (call.pass != Pass::backward) return;
   DeviceInfo by_rules = device;
@@ -123,7 +123,7 @@ TunedCase tune_case(const Call& call, const DeviceInfo& device, const Backend& b
     rig.run(*one.kernel, one.alternative.plan);
     return rig.results(most);
   };
-  constexpr std::int64_t some = 1 << 20, all = std::int64_t{1} << 40;  // the winner is compared as a whole
+  constexpr std::int64_t some = 1 << 20, all = std::int64_t{1} << 40;  // all values of the winner are compared
   const std::vector<Result> expected = results_of(contestants[0], some);
   contestants[0].checked = true;
   const auto sample = [&](int i) {

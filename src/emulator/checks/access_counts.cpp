@@ -12,7 +12,8 @@ namespace {
 constexpr int banks = 32;  // of 4 bytes
 constexpr std::uint64_t sector = 32;
 
-/// The units of so many bytes that the lanes touch, each once. A vector, since every emulated access comes by here.
+/// The different units of this many bytes that the lanes touch. It is a vector, because every emulated access runs
+/// through here.
 std::vector<std::uint64_t> touched(const std::uint64_t* addresses, std::size_t lanes, int bytes, std::uint64_t unit) {
   std::vector<std::uint64_t> units;
   units.reserve(lanes * (static_cast<std::size_t>(bytes) / unit + 2));
@@ -25,7 +26,7 @@ std::vector<std::uint64_t> touched(const std::uint64_t* addresses, std::size_t l
   return units;
 }
 
-/// Passes for lanes that are served together: the most different words that fall into one bank.
+/// Passes for lanes that are served together: the largest number of different words in one bank.
 std::uint64_t wavefronts(const std::uint64_t* addresses, std::size_t lanes, int bytes) {
   std::uint64_t words_of_bank[banks] = {}, most = 0;
   for (const std::uint64_t word : touched(addresses, lanes, bytes, 4)) {
@@ -34,7 +35,7 @@ std::uint64_t wavefronts(const std::uint64_t* addresses, std::size_t lanes, int 
   return most;
 }
 
-/// A pass moves 128 bytes, so 8-byte accesses go by half warps and 16-byte ones by quarters.
+/// A pass moves 128 bytes, so 8-byte accesses are served by half warps and 16-byte accesses by quarter warps.
 void count_shared(const std::uint64_t* addresses, std::size_t lanes, int bytes, bool new_request) {
   Counters& counters = Scheduler::current().counters();
   const auto together = static_cast<std::size_t>(std::min(banks, 128 / bytes));
@@ -45,7 +46,7 @@ void count_shared(const std::uint64_t* addresses, std::size_t lanes, int bytes, 
   if (new_request) ++counters.shared_requests;
 }
 
-/// Lanes are served together by their numbers, whatever the order in which the schedule let them come.
+/// Lanes are served together by their numbers, whatever the order in which the schedule runs them.
 void count(OpenAccesses::Instruction instruction) {
   std::sort(instruction.lanes.begin(), instruction.lanes.end());
   std::vector<std::uint64_t> addresses;

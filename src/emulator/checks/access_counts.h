@@ -10,7 +10,7 @@
 
 namespace flash_attention::emulator {
 
-/// How often a thread has been at each place of the code since it last met the other lanes.
+/// How often a thread has been at each place of the code since the lanes of its warp last met.
 struct AccessLog {
   std::uint64_t epoch = 0;
   std::unordered_map<const void*, std::uint32_t> visits;
@@ -21,21 +21,21 @@ struct AccessLog {
   }
 };
 
-/// Accesses of single lanes, put together again into the instruction of a warp: the same place in the code, for the same
+/// Combines accesses of single lanes to the instruction of a warp: the same place in the code, reached for the same
 /// time since the lanes last met.
 struct OpenAccesses {
   struct Instruction {
     int bytes = 0;
     bool global = false;
-    std::vector<std::pair<unsigned, std::uint64_t>> lanes;  // with the address of each; in the order in which they came
+    std::vector<std::pair<unsigned, std::uint64_t>> lanes;  // with the address of each, in the order of arrival
   };
   std::map<std::tuple<std::uint64_t, const void*, std::uint32_t>, Instruction> instructions;
 };
 
-/// One lane's access; the passes or sectors are counted when all lanes have come.
+/// Records one lane's access. The passes or sectors are counted when all lanes have arrived.
 void count_access(const void* place, std::uint64_t address, int bytes, bool global);
 
-/// What is left when a block ends: instructions that only some lanes executed.
+/// Counts the rest when a block ends: instructions that only some lanes executed.
 void count_open_accesses(OpenAccesses& open);
 
 /// One warp instruction, or the next part of one.

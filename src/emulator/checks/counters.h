@@ -7,12 +7,12 @@
 
 namespace flash_attention::emulator {
 
-/// What the kernels did, counted exactly where a ptx:: wrapper was used; plain C++ accesses are not seen.
+/// The work of the kernels, counted exactly if a ptx:: wrapper was used. Plain C++ accesses are not counted.
 struct Counters {
   std::uint64_t blocks = 0;
   std::uint64_t threads = 0;
   std::uint64_t shared_requests = 0;          ///< warp instructions: ld.shared, st.shared, ldmatrix, stmatrix
-  std::uint64_t shared_wavefronts = 0;        ///< rounds over the 32 banks that they took
+  std::uint64_t shared_wavefronts = 0;        ///< rounds over the 32 banks that they needed
   std::uint64_t shared_wavefronts_ideal = 0;  ///< passes without any bank conflict
   std::uint64_t global_requests = 0;          ///< warp instructions: ld.global, st.global, cp.async
   std::uint64_t global_sectors = 0;           ///< 32-byte sectors that they touched
@@ -20,7 +20,7 @@ struct Counters {
   std::uint64_t mma_flops = 0;                ///< mma.sync and wmma
   std::uint64_t wgmma_flops = 0;
   std::uint64_t fma_flops = 0;       ///< ptx::fma, two each
-  std::uint64_t barrier_waits = 0;   ///< warps that came to __syncthreads or bar.sync
+  std::uint64_t barrier_waits = 0;   ///< warps that arrived at __syncthreads or bar.sync
   std::uint64_t mbarrier_waits = 0;  ///< waits for a phase, of single threads
 
   Counters& operator+=(const Counters& other);
@@ -30,7 +30,7 @@ struct Counters {
 FLASH_ATTENTION_API Counters counters();
 FLASH_ATTENTION_API void reset_counters();
 
-/// Grouping single accesses into warp instructions costs time: off unless requested. Returns the former setting.
+/// Grouping single accesses into warp instructions costs time, so it is off by default. Returns the earlier setting.
 FLASH_ATTENTION_API bool count_accesses(bool on);
 
 /// A table for people.

@@ -4,10 +4,10 @@
 
 namespace flash_attention::emulator {
 
-/// Adds what one worker has counted to the process's sum.
+/// Adds the counters of one worker to the process's sum.
 void add_counters(const Counters& counters);
 
-/// Whether single accesses are to be counted.
+/// Whether single accesses must be counted.
 bool counting_accesses();
 
 }  // namespace flash_attention::emulator

@@ -7,10 +7,10 @@
 
 namespace flash_attention::emulator {
 
-/// Who waits where, when no thread can go on.
+/// Describes which thread waits where, if no thread can go on.
 std::string describe_deadlock(const std::vector<Block>& blocks, const LaunchShape& shape);
 
-/// What one thread waits for, in words.
+/// Describes what one thread waits for.
 std::string describe_wait(const Thread& thread);
 
 }  // namespace flash_attention::emulator

@@ -18,7 +18,7 @@ std::mutex faults_mutex;
 int guards = 0;
 struct sigaction former_segv, former_bus;
 
-/// The thread goes on in Scheduler::fail_fault, at the top of its stack: whatever it was doing is given up.
+/// The thread goes on in Scheduler::fail_fault, at the top of its stack. Its own work is given up.
 void leave_to(void* context, void (*landing)(), void* stack_top) {
   auto* state = static_cast<ucontext_t*>(context);
   const auto top = reinterpret_cast<std::uintptr_t>(stack_top) / 16 * 16 - 1024;
@@ -33,7 +33,7 @@ void leave_to(void* context, void (*landing)(), void* stack_top) {
 
 void handle(int signal, siginfo_t* info, void* context) {
   if (void* stack_top = Scheduler::note_fault(info->si_addr)) return leave_to(context, Scheduler::fail_fault, stack_top);
-  // Not ours: as if this handler had never been there. The access is tried again.
+  // The fault is not ours: restore the earlier handler. The access is tried again.
   sigaction(signal, signal == SIGSEGV ? &former_segv : &former_bus, nullptr);
 }
 
@@ -44,7 +44,7 @@ FaultGuard::FaultGuard() {
   stack_t stack{}, former{};
   stack.ss_sp = stack_;
   stack.ss_size = signal_stack_bytes;
-  sigaltstack(&stack, &former);  // the thread's own may be what overflowed
+  sigaltstack(&stack, &former);  // the thread's own stack may have overflowed
   former_stack_ = former.ss_sp;
   former_size_ = former.ss_size;
   former_flags_ = former.ss_flags;

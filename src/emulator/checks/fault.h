@@ -2,8 +2,8 @@
 
 namespace flash_attention::emulator {
 
-/// While one lives on an OS thread, a bad memory access of the kernel that runs there becomes an error of that kernel
-/// instead of the end of the process. Faults of anything else go where they went before.
+/// During its life, a bad memory access of a kernel on this OS thread becomes an error of that kernel instead of the
+/// end of the process. Other faults go to the earlier handler.
 class FaultGuard {
  public:
   FaultGuard();

@@ -19,7 +19,7 @@ bool same_warp(const Touch& a, const Touch& b) {
   return a.kind == Touch::Kind::thread && b.kind == Touch::Kind::thread && a.actor / 32 == b.actor / 32;
 }
 
-/// Calls visit(word, which of its bytes).
+/// Calls visit(word, its touched bytes).
 template <typename Visit>
 void for_each_word(std::size_t begin, std::size_t bytes, Visit visit) {
   const std::size_t end = begin + bytes;
@@ -31,7 +31,7 @@ void for_each_word(std::size_t begin, std::size_t bytes, Visit visit) {
   }
 }
 
-/// In steps of a constant length, which the compiler turns into vectors.
+/// Works in steps of a constant length, which the compiler turns into vectors.
 FLASH_ATTENTION_CLONES void raise(std::uint32_t* __restrict known, const std::uint32_t* __restrict other,
                                   std::size_t count) {
   constexpr std::size_t step = 16;
@@ -131,7 +131,7 @@ bool Races::happened(const Touch& touch, const Clocks& known) const {
   return true;
 }
 
-/// All who wrote a word wrote the same, so that it is enough to know of one.
+/// All threads that wrote a word wrote the same value, so it is enough to know of one.
 bool Races::a_write_happened(const ShadowMemory& shadow, std::size_t at, const Clocks& known) const {
   const ShadowMemory::Word& word = shadow.words[at];
   if (happened(word.written, known)) return true;
@@ -166,7 +166,7 @@ void Races::check_write(const SharedPlace& place, std::size_t bytes, const Clock
       const Touch& read = shadow.reads[warp * shadow.words.size() + at];
       if ((read.bytes & mask) == 0) continue;
       if (!happened(read, known)) report("writes", "shared offset " + std::to_string(at * word_bytes), read, "read");
-      word.readers &= ~(1u << warp);  // the write stands for it from now on
+      word.readers &= ~(1u << warp);  // from now on the write stands for it
     }
     word.written = touch;
     word.written.bytes = mask;

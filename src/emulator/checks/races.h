@@ -14,15 +14,15 @@ struct SharedPlace;
 struct Thread;
 struct Warp;
 
-/// How far one actor knows every other to have come: what actor a did up to known[a] happened before. Actors are the
-/// threads of the cluster, then its warpgroups as users of wgmma, then the launch before, then its mbarriers as those who
+/// An actor's knowledge of all actors: everything that actor a did up to known[a] happened before. Actors are the
+/// threads of the cluster, then its warpgroups as users of wgmma, then the launch before, then its mbarriers, which
 /// announce bulk copies.
 using Clocks = std::vector<std::uint32_t>;
 
-void join(Clocks& known, const Clocks& other);  ///< what either of them knows
-void meet(Clocks& known, const Clocks& other);  ///< what both of them know
+void join(Clocks& known, const Clocks& other);  ///< what either knows
+void meet(Clocks& known, const Clocks& other);  ///< what both know
 
-/// Who last touched a word of memory.
+/// The last actor that touched a word of memory.
 struct Touch {
   enum class Kind : std::uint8_t { none, thread, copy, bulk_store, bulk_load, wgmma };
   std::uint32_t clock = 0;  // the actor's; of a copy or bulk store, its number in Races::in_flight_
@@ -31,40 +31,40 @@ struct Touch {
   std::uint8_t bytes = 0;  // which of the word's four
 };
 
-/// Next to the shared memory of a block: for each word of 4 bytes who wrote it last, and who of each warp read it last.
+/// The shadow of a block's shared memory: for each word of 4 bytes its last writer, and of each warp its last reader.
 struct ShadowMemory {
   static constexpr std::size_t max_rewriters = 3;
   struct Word {
     Touch written;
-    std::uint32_t readers = 0;  // warps that have read it since: a bit for each, so that a write looks at these alone
-    bool rewritten = false;     // there are others who then wrote what was there already
+    std::uint32_t readers = 0;  // one bit for each warp that has read it since, so that a write checks only these
+    bool rewritten = false;     // other threads then wrote the same value again
   };
   std::vector<Word> words;
-  std::vector<Touch> rewrites;  // [word][rewriter]; those of words that are not rewritten say nothing
-  std::vector<Touch> reads;     // [warp][word]; the same of warps that are not among the readers
+  std::vector<Touch> rewrites;  // [word][rewriter]; meaningless for words that are not rewritten
+  std::vector<Touch> reads;     // [warp][word]; meaningless for warps that are not among the readers
 };
 
-/// What an mbarrier passes on from those who arrive to those who wait.
+/// The knowledge that an mbarrier passes from threads that arrive to threads that wait.
 struct MbarrierOrder {
   std::uint32_t actor = 0;
   std::uint32_t phases = 0;  // that have completed
   Clocks arrived, completed;
 };
 
-/// Finds two accesses to the same memory, one of them a write, that nothing orders: no barrier, mbarrier, wait or
-/// __syncwarp makes the one happen before the other. Whether they met in this schedule does not matter, so a missing
-/// barrier is found under every seed. Seen are the accesses through wrappers to shared memory, and to global memory by the
-/// threads of a block.
+/// Finds two accesses to the same memory, one of them a write, without an order between them: no barrier, mbarrier,
+/// wait or __syncwarp makes one happen before the other. Whether they met in this schedule does not matter, so a
+/// missing barrier is found under every seed. It sees accesses through wrappers to shared memory, and to global memory
+/// by the threads of a block.
 class Races {
  public:
   void reset(std::vector<Block>& blocks);
 
-  // Order. What the thread did before `release` happened before what follows an `acquire`.
+  // Order. Everything that the thread did before `release` happened before everything after an `acquire`.
   void release(Thread& thread, Clocks& into);
   void acquire(Thread& thread, const Clocks& from);
   void sync(const Warp& warp);
   void await_launch(Thread& thread) const;              ///< the thread has waited for the launch before
-  bool has_awaited_launch(const Thread& thread) const;  ///< it, or one of which it knows
+  bool has_awaited_launch(const Thread& thread) const;  ///< the thread has, or a thread that it knows of
 
   MbarrierOrder& mbarrier(const Block& block, std::size_t offset);
   void complete_phase(MbarrierOrder& order);
@@ -72,16 +72,18 @@ class Races {
   // Accesses of a thread to shared memory, and to global memory.
   void read(const Thread& thread, const SharedPlace& place, std::size_t bytes);
   void write(const Thread& thread, const SharedPlace& place, std::size_t bytes);
-  void rewrite(const Thread& thread, const SharedPlace& place, std::size_t bytes);  ///< writes what is there already
+  /// writes the value that is already there
+  void rewrite(const Thread& thread, const SharedPlace& place, std::size_t bytes);
   void read_global(const Thread& thread, const void* address, int bytes);
   void write_global(const Thread& thread, const void* address, int bytes);
 
-  // Accesses that outlast the instruction: `finish` says that the thread has waited for them.
+  // Accesses that outlast the instruction. `finish` says that the thread has waited for them.
   std::uint32_t start_copy(const Thread& thread, const SharedPlace& place, std::size_t bytes);
   std::uint32_t start_bulk_store(const Thread& thread, const SharedPlace& place, std::size_t bytes);
   void finish(const Thread& thread, std::uint32_t number);
   void bulk_load_writes(const Thread& thread, const MbarrierOrder& order, const SharedPlace& place, std::size_t bytes);
-  /// `known` by all four warps of the thread's warpgroup, whose `op`-th product it is. One that has waited knows for all.
+  /// `known` by all four warps of the thread's warpgroup, whose `op`-th product it is. If one warp has waited, all know
+  /// it.
   void wgmma_reads(const Thread& thread, const Clocks& known, std::uint32_t op, const SharedPlace& place,
                    std::size_t bytes);
   void finish_wgmma(Thread& thread, std::uint32_t ops);

@@ -6,16 +6,16 @@
 
 namespace flash_attention::emulator {
 
-/// The row of the table of backends (src/api/backends.cpp).
+/// The emulator's row in the table of backends (src/api/backends.cpp).
 extern const Backend backend;
 
-/// The GPU that the emulator plays: an A100-like sm_80 or an H200-like sm_90.
+/// The emulated GPU: sm_80 like an A100, or sm_90 like an H200.
 DeviceInfo info(int arch);
 
 /// Builds (or finds in the cache) the plan's kernels as host code.
 std::unique_ptr<Kernel> load_kernel(const Plan& plan, const DeviceInfo& device);
 
-/// The same for one launch with a separate parameter.
+/// The same for one launch with another parameter type.
 std::unique_ptr<LaunchedKernel> load_launch(const Launch& launch, const DeviceInfo& device);
 
 /// The same for a kernel outside of all plans. Its plain accesses are counted, too.

@@ -48,7 +48,7 @@ Sources runtime_sources(const fs::path& kernel_dir) {
   return sources;
 }
 
-/// What the unit includes of kernels/, but for the real instructions.
+/// The files of kernels/ that the unit includes, without those of the real instructions.
 Sources kernel_sources(const std::string& text, const fs::path& kernel_dir) {
   Sources sources;
   for (jit::SourceFile& file : jit::sources_of_text(text, kernel_dir)) {
@@ -77,8 +77,8 @@ const std::string& compiler_identity() {
 
 bool compiles_with_clang() { return compiler_identity().find("clang") != std::string::npos; }
 
-/// Makes the compiler put a call before every load and store. It does so for its address sanitizer; the functions it calls
-/// are ours.
+/// Options that make the compiler insert a call before every load and store. It does so for its address sanitizer; the
+/// called functions are ours.
 std::string report_every_access() {
   const std::string parameter = compiles_with_clang() ? "-mllvm -asan-" : "--param asan-";
   return "-include plain_access.h -fsanitize=kernel-address " + parameter + "instrumentation-with-call-threshold=0 " +
@@ -96,8 +96,8 @@ void write_once(const fs::path& path, const std::string& text) {
   }
 }
 
-/// Puts the sources where the compiler, and later gdb, finds them: into the cache, or next to other temporary files where
-/// it cannot be written. Returns the folder.
+/// Writes the sources to a folder for the compiler, and later gdb: the cache, or temporary files if the cache is not
+/// writable. Returns the folder.
 fs::path place_sources(const fs::path& name, const Sources& sources) {
   const fs::path cache = support::settings().cache_dir;
   const auto write_below = [&](const fs::path& base) {
@@ -107,18 +107,18 @@ fs::path place_sources(const fs::path& name, const Sources& sources) {
   if (support::prepare_private_folder(cache)) return write_below(temporary_folder());
   try {
     return write_below(cache);
-  } catch (const Error&) {  // the disk is full, say
+  } catch (const Error&) {  // for example if the disk is full
     return write_below(temporary_folder());
   }
 }
 
-/// Where the compiler finds the job's files.
+/// The folder of the job's files.
 struct Placed {
   fs::path source, runtime, kernels;
-  bool kept = true;  // as they are now: a folder of the cache, not a tree that is edited
+  bool kept = true;  // they do not change: a folder of the cache, not a tree that is edited
 };
 
-/// A source tree's own, where the settings name one, so that the debugger finds the files that are edited.
+/// The source tree itself if the settings name one, so that the debugger finds the files that are edited.
 Placed place(const jit::Job& job) {
   const fs::path tree = support::settings().kernel_dir;
   std::string all;
@@ -135,7 +135,7 @@ Placed place(const jit::Job& job) {
 }
 
 std::vector<std::string> options_of(const jit::Unit& unit) {
-  // Light optimisation compiles in a second and lets gdb follow; the time goes into the library's part anyway.
+  // Light optimisation compiles in a second and gdb can still follow. Most time is spent in the library anyway.
   std::vector<std::string> options{"-std=c++20",
                                    "-O1",
                                    "-g",
@@ -149,7 +149,8 @@ std::vector<std::string> options_of(const jit::Unit& unit) {
                                    "-D__CUDA_ARCH__=" + std::to_string(unit.arch * 10)};
   if (!compiles_with_clang()) {
     options.push_back("--param=ggc-min-heapsize=500000");  // a sixth less time
-    options.push_back("-nostdlib");                        // another: to link libstdc++ takes longer than all else of it
+    // another sixth: linking libstdc++ takes longer than the rest of the linking
+    options.push_back("-nostdlib");
   }
   if (unit.counts_plain_accesses) {
     for (std::string& flag : words(report_every_access())) options.push_back(std::move(flag));
@@ -165,7 +166,7 @@ std::vector<std::string> command_for(const jit::Job& job, const Placed& placed) 
   return command;
 }
 
-/// The prelude, and what the unit includes before it says anything else.
+/// The prelude, and the includes at the top of the unit.
 std::string headers_of(const std::string& unit) {
   std::istringstream lines(unit);
   std::string headers = "#include \"prelude.h\"\n";
@@ -179,9 +180,9 @@ std::string headers_of(const std::string& unit) {
   return headers;
 }
 
-/// The header to include first. A kernel's units differ in their last lines only, and reading the kernel takes a third of
-/// their time, so from the fourth unit on it is precompiled. Only for g++: it finds such a file by itself, and reads the
-/// text if the file is of another version.
+/// The header to include first. The units of a kernel differ only in their last lines, and a third of their time is
+/// spent reading the kernel. So from the fourth unit on, the kernel's header is precompiled. Only for g++: it finds
+/// such a file by itself, and reads the text if the file is of another version.
 std::string first_header(const jit::Job& job, const Placed& placed) {
   constexpr int worth_it = 4;
   if (!placed.kept || job.unit.counts_plain_accesses || compiles_with_clang()) return "prelude.h";
@@ -202,7 +203,7 @@ std::string first_header(const jit::Job& job, const Placed& placed) {
   std::vector<std::string> command = command_for(job, placed);
   command.insert(command.end(), {"-x", "c++-header", header.string(), "-o", unfinished.string()});
   if (run_process(command).status != 0) return "prelude.h";
-  fs::rename(unfinished, compiled, error);  // others may have made the same
+  fs::rename(unfinished, compiled, error);  // other processes may have made the same file
   return header.string();
 }
 
@@ -234,7 +235,8 @@ class HostCompiler final : public jit::Compiler {
         temporary_folder() / (placed.source.filename().string() + "." + std::to_string(process_id()) + ".so");
     std::vector<std::string> command = command_for(job, placed);
     command.insert(command.end(), {"-include", first_header(job, placed), placed.source.string(), "-o", output.string()});
-    if (!compiles_with_clang()) command.insert(command.end(), {"-lm", "-lgcc"});  // -nostdlib: what a kernel calls of them
+    // -nostdlib: the functions of them that a kernel calls
+    if (!compiles_with_clang()) command.insert(command.end(), {"-lm", "-lgcc"});
     const ProcessResult result = run_process(command);
     if (result.status != 0)
       throw jit::compile_error(cxx, job.unit.name + " for the emulator", placed.source.string(), result.output);

@@ -15,7 +15,7 @@
 namespace flash_attention::emulator {
 namespace {
 
-/// A file that dlopen can take, for an object that no cache keeps.
+/// Writes a file for dlopen, for an object that no cache keeps.
 std::string write_temporary(const std::string& object) {
   std::string path = (temporary_folder() / "module_XXXXXX").string();
   const int file = mkstemp(path.data());

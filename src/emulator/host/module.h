@@ -8,23 +8,23 @@
 
 namespace flash_attention::emulator {
 
-/// A unit loaded into this process; it stays to the end.
+/// A unit that is loaded into this process. It is never unloaded.
 struct Module {
   std::string name;
   EntryPoints entry;
 };
 
-/// Compiles where needed. Loaded once per process.
+/// Loads a unit, and compiles it if needed. Loaded once in a process.
 std::shared_ptr<const Module> load_module(const jit::Unit& unit);
 
 /// How a grid is run.
 struct RunOptions {
   std::uint64_t seed = 0;
-  int workers = 0;  // OS threads; 0: one a core
+  int workers = 0;  // OS threads; 0: one for each core
 };
 
-/// Runs every block of the grid. `argument` is what the kernel takes. Throws Error(device_failed) with the kernel, block,
-/// thread and instruction of the first mistake found.
+/// Runs every block of the grid. `argument` is the kernel's parameter. Throws Error(device_failed) with the kernel,
+/// block, thread and instruction of the first mistake found.
 void run_grid(const Module& module, const LaunchShape& shape, const void* argument, const RunOptions& options = {});
 
 }  // namespace flash_attention::emulator

@@ -6,7 +6,7 @@
 namespace flash_attention::emulator {
 
 struct ProcessResult {
-  int status = -1;     // exit status; -1 where it could not be started
+  int status = -1;     // exit status; -1 if it could not be started
   std::string output;  // stdout and stderr together
 };
 

@@ -18,12 +18,12 @@ using support::FileLock;
 
 constexpr std::string_view prefix = "emulator-";
 
-/// A process holds the lock of its folder's number as long as it lives, and so do its forks.
+/// A process and its forks hold the lock of their folder's number as long as they live.
 std::optional<FileLock> lock_number(const fs::path& base, std::uint32_t number) {
   return FileLock::acquire(base / "lock", std::uint64_t{number} << 2, 0ms);  // four numbers share a byte of the file
 }
 
-/// A process that was killed could not remove its folder.
+/// A killed process could not remove its folder.
 void remove_folders_of_the_dead(const fs::path& base) {
   std::error_code error;
   for (fs::directory_iterator it(base, error), end; !error && it != end; it.increment(error)) {
@@ -75,7 +75,7 @@ ProcessFolder make_folder() {
 }  // namespace
 
 const fs::path& temporary_folder() {
-  static const ProcessFolder process = make_folder();  // one that throws is tried again
+  static const ProcessFolder process = make_folder();  // after an exception the next call tries again
   return process.path;
 }
 

@@ -48,7 +48,7 @@ struct Transfer {
   int swizzle_bytes;
 };
 
-/// Checks what the hardware would trap on.
+/// Checks everything on which the hardware would trap.
 Transfer prepare(const BulkOperand& operand, const char* doing) {
   Scheduler& scheduler = Scheduler::current();
   scheduler.running().doing = doing;
@@ -88,7 +88,7 @@ void read_global(const Transfer& transfer, unsigned char* box) {
                });
 }
 
-/// One element at a time is added atomically, as on the hardware; blocks run on several OS threads.
+/// Adds one element at a time, atomically, as the hardware does. Blocks run on several OS threads.
 void add_floats(unsigned char* global, const unsigned char* values, std::int64_t bytes) {
   for (std::int64_t i = 0; i < bytes; i += 4) {
     float value;
@@ -97,7 +97,7 @@ void add_floats(unsigned char* global, const unsigned char* values, std::int64_t
   }
 }
 
-/// A copy does not wait for stores of the other proxy: one that no fence has published may come after it.
+/// A copy does not wait for stores of the other proxy. A store that no fence has published may happen after it.
 void require_no_open_stores(const SharedMemory& shared, const Transfer& transfer) {
   const std::ptrdiff_t at = shared.unfenced(transfer.shared.offset, transfer.bytes);
   if (at < 0) return;
@@ -122,7 +122,7 @@ void write_global(const Transfer& transfer, const unsigned char* box) {
                });
 }
 
-/// The box in shared memory, 16 bytes at a time, each where the swizzle puts it.
+/// The box in shared memory, 16 bytes at a time, each at its swizzled place.
 template <typename Move>
 void for_each_chunk(const Transfer& transfer, Move move) {
   const std::size_t base = transfer.shared.offset + shared_window;
@@ -201,7 +201,7 @@ void bulk_wait(int pending, bool read) {
     groups.committed.erase(groups.committed.begin(), groups.committed.begin() + static_cast<std::ptrdiff_t>(finished));
 }
 
-/// The whole memory is copied, so one copy serves all who are at a fence when it is made: the other lanes come there first.
+/// The whole memory is copied, so one copy serves all lanes that are at a fence: the other lanes get there first.
 void fence_proxy_async() {
   Scheduler& scheduler = Scheduler::current();
   SharedMemory& shared = scheduler.running().block->shared;

@@ -5,12 +5,12 @@
 namespace flash_attention::emulator {
 namespace {
 
-/// The 64 bits of an mbarrier, in our own layout. Shared memory that was never initialised is all ones.
+/// The 64 bits of an mbarrier, in our own layout. Uninitialised shared memory is all ones.
 struct State64 {
   std::uint64_t phase : 1;
   std::uint64_t count : 20;    // arrivals that a phase needs
   std::uint64_t pending : 20;  // arrivals that are missing
-  std::int64_t bytes : 23;     // expected and not landed yet; negative where they land first
+  std::int64_t bytes : 23;     // expected and not landed yet; negative if they land first
 };
 static_assert(sizeof(State64) == 8);
 constexpr std::uint64_t uninitialised_count = (1u << 20) - 1;
@@ -34,7 +34,7 @@ State64 read_initialised(const SharedPlace& place) {
   return state;
 }
 
-/// Ends the phase if all arrivals and bytes are in, and wakes its waiters.
+/// Ends the phase if all arrivals and bytes are in, and wakes the threads that wait for it.
 void complete_phase(const SharedPlace& place, State64 state) {
   const bool complete = state.pending == 0 && state.bytes == 0;
   if (complete) {
@@ -52,7 +52,7 @@ void complete_phase(const SharedPlace& place, State64 state) {
   });
 }
 
-/// Common to both waits: true where the phase of that parity has completed.
+/// Used by both waits: whether the phase of that parity has completed.
 bool completed(unsigned address, unsigned parity, const char* doing) {
   Scheduler& scheduler = Scheduler::current();
   Thread& thread = scheduler.running();
@@ -122,7 +122,7 @@ void mbarrier_wait(unsigned address, unsigned parity) {
   ++scheduler.counters().mbarrier_waits;
   if (!completed(address, parity, "mbarrier_wait")) {
     scheduler.suspend(Wait::mbarrier, address, parity);
-    // A GPU's thread looks again and again: who sleeps while two phases complete sees neither.
+    // A GPU's thread polls. If it slept while two phases completed, it would see neither.
     if (!completed(address, parity, "mbarrier_wait"))
       scheduler.fail("the phase of parity " + std::to_string(parity) +
                      " completed, and the next, before the thread looked");

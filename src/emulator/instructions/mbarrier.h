@@ -7,12 +7,13 @@
 namespace flash_attention::emulator {
 
 void mbarrier_init(unsigned address, int arrivals);
-void mbarrier_arrive(unsigned address, int arrivals, int bytes);  // arrive, and expect_tx where bytes is not 0
+void mbarrier_arrive(unsigned address, int arrivals, int bytes);  // arrives, and expects bytes if `bytes` is not 0
 void mbarrier_init_fence();
-bool mbarrier_test(unsigned address, unsigned parity);  // never waits: who asks may be the one waited for
+// never waits: the thread that asks may be the one that others wait for
+bool mbarrier_test(unsigned address, unsigned parity);
 void mbarrier_wait(unsigned address, unsigned parity);
 
-/// Refuses an mbarrier that the asynchronous proxy cannot know of yet.
+/// Refuses an mbarrier that is not yet visible to the asynchronous proxy.
 void require_visible_mbarrier(const SharedPlace& place);
 
 /// complete_tx: bytes of an asynchronous copy have landed.

@@ -28,7 +28,7 @@ const char* name_of(Access access) {
   return "?";
 }
 
-/// Lanes of a warp need not keep step between two meetings: now and then one falls behind.
+/// Lanes of a warp need not stay together between two meetings: now and then one falls behind.
 void maybe_yield(Scheduler& scheduler) {
   if (scheduler.random().below(64) == 0) scheduler.yield();
 }

@@ -9,7 +9,7 @@ void access_global(Access access, const void* address, int bytes);
 unsigned char* access_shared(Access access, unsigned address, int bytes, const void* value);
 void spin();
 
-// Launches that begin early: what they must not touch before they have waited.
+// Launches that begin early: accesses that they must not make before they have waited.
 void griddepcontrol_wait();
 void require_launch_before(const void* address, bool writes);
 

@@ -4,7 +4,7 @@
 
 namespace flash_attention::emulator {
 
-/// The library's side of the instructions, handed to each unit when it is loaded.
+/// The library's side of the instructions. Each unit gets it when it is loaded.
 const Table& runtime_table();
 
 // barriers.cpp
@@ -19,7 +19,7 @@ void bulk_commit();
 void bulk_wait(int pending, bool read);
 void fence_proxy_async();
 
-// wgmma.cpp, asynchronous warpgroup products. A thread only hands over its part and goes on; it meets the others in
+// wgmma.cpp, asynchronous warpgroup products. A thread only delivers its part and goes on. It meets the others in
 // wgmma_wait.
 void wgmma(const WgmmaOperand& operand);
 void wgmma_fence();

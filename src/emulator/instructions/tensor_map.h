@@ -8,7 +8,7 @@
 
 namespace flash_attention::emulator {
 
-/// The emulator's own form of a TMA descriptor, in the 128 bytes that the kernel gets.
+/// The emulator's own form of a TMA descriptor, in the 128 bytes that the kernel receives.
 struct TensorMapFields {
   std::uint32_t magic;
   std::uint8_t rank;

@@ -8,7 +8,7 @@
 namespace flash_attention::emulator {
 namespace {
 
-/// The lane that `lane` reads; there may be none with that number.
+/// The lane that `lane` reads. There may be no lane with that number.
 int source_lane(const ShuffleOperand& operand, int lane) {
   const int number = operand.lane & 31;
   switch (operand.mode) {

@@ -13,12 +13,12 @@
 namespace flash_attention::emulator {
 namespace {
 
-/// What a thread sees in its accumulator until it has waited: a NaN of our own.
+/// What a thread reads in its accumulator until it has waited: a special NaN.
 constexpr std::uint32_t poison = 0x7fe7a5a5;
 
 Warpgroup& warpgroup_of(Thread& thread) { return thread.block->warpgroups[static_cast<std::size_t>(thread.index / 128)]; }
 
-/// Products before `end` happen now, in order.
+/// Executes the products before `end`, in order.
 void execute(Warpgroup& warpgroup, std::uint64_t end) {
   while (warpgroup.executed < end && !warpgroup.ops.empty()) {
     const Wgmma& op = warpgroup.ops.front();
@@ -45,7 +45,7 @@ WarpgroupThread::InFlight* find(WarpgroupThread& state, const float* D, int t) {
   return nullptr;
 }
 
-/// The accumulator leaves the thread's registers; what the kernel reads there before the wait is poison.
+/// Takes the accumulator out of the thread's registers. If the kernel reads them before the wait, it gets poison.
 void take_registers(Accumulator& accumulator, const WgmmaOperand& operand, int t) {
   accumulator.registers[t] = operand.D;
   for (int i = 0; i < operand.n / 2; ++i) {

@@ -76,8 +76,8 @@ std::string gather(const Descriptor& descriptor, MatrixType type, int extent, bo
   return {};
 }
 
-/// Tiles of 8 rows and 8 columns (n is a multiple of 8), whose sums stay in registers. The 16 products of an instruction are
-/// added at once, as those of mma.sync: on sm_90 both have the same bits.
+/// Tiles of 8 rows and 8 columns (n is a multiple of 8), whose sums stay in registers. The 16 products of an
+/// instruction are added together, like those of mma.sync: on sm_90 both have the same bits.
 FLASH_ATTENTION_CLONES void accumulate(float* D, const float* A, const float* B, int n) {
   constexpr int rows = 8;
   using Columns = double __attribute__((vector_size(64)));
@@ -98,8 +98,8 @@ FLASH_ATTENTION_CLONES void accumulate(float* D, const float* A, const float* B,
   }
 }
 
-/// What the tensor core does with 8-bit elements, nearly: the products and D are aligned to the largest of them, 13 bits
-/// below its leading one are kept of each, and what is below is cut off. That is what published measurements show; the
+/// An approximation of the tensor core with 8-bit elements. The products and D are aligned to the largest of them; 13
+/// bits below its leading one are kept of each, and the rest is truncated. This follows published measurements. The
 /// order and the last bit of a real sum are not known.
 FLASH_ATTENTION_CLONES void accumulate_cut(float* D, const float* A, const float* B, int n) {
   constexpr int k_extent = 32;
@@ -133,7 +133,7 @@ FLASH_ATTENTION_CLONES void accumulate_cut(float* D, const float* A, const float
   }
 }
 
-/// A chunk of 16 bytes holds 8 neighbours along k, or along mn if that is the major one.
+/// A chunk of 16 bytes holds 8 neighbours along k, or along mn if that is the major axis.
 void visit_chunks(const Descriptor& descriptor, MatrixType type, int extent, bool mn_major,
                   const std::function<void(std::size_t)>& visit) {
   const int bytes = element_bytes(type), mn_step = mn_major ? 8 : 1, k_step = mn_major ? 1 : 16 / bytes;
@@ -144,7 +144,7 @@ void visit_chunks(const Descriptor& descriptor, MatrixType type, int extent, boo
   }
 }
 
-/// A from the threads' registers; 8-bit ones are e4m3.
+/// Reads A from the threads' registers. 8-bit elements are e4m3.
 void read_registers(const Wgmma& op, float* A, int depth) {
   for (int t = 0; t < 128; ++t) {
     for (int r = 0; r < 4; ++r) {

@@ -8,14 +8,14 @@
 
 namespace flash_attention::emulator {
 
-/// D (+)= A B, with the operands as shared memory holds them at this moment. Returns what is wrong with a descriptor, or
+/// D (+)= A B, with the current contents of shared memory as operands. Returns what is wrong with a descriptor, or
 /// nothing.
 std::string multiply(const Wgmma& op, const unsigned char* shared, std::size_t shared_bytes);
 
 /// Calls visit(shared offset) for each 16 bytes that the product reads.
 void for_each_operand_chunk(const Wgmma& op, const std::function<void(std::size_t)>& visit);
 
-/// Where register i of thread t is in the 64 x n accumulator.
+/// The place of register i of thread t in the 64 x n accumulator.
 constexpr int accumulator_row(int t, int i) { return 16 * (t / 32) + t % 32 / 4 + 8 * (i / 2 % 2); }
 constexpr int accumulator_column(int t, int i) { return 8 * (i / 4) + 2 * (t % 4) + i % 2; }
 

@@ -6,8 +6,8 @@
 #include "emulator/machine/address.h"
 #include "emulator/runtime/interface.h"
 
-// The hardware does not say how it spreads a wmma fragment. Here lane l holds elements 8 l to 8 l + 7 of the 16 x 16 matrix
-// in row order; 16-bit operands in pairs in the first four registers.
+// The hardware does not document how it spreads a wmma fragment. Here lane l holds elements 8 l to 8 l + 7 of the 16 x
+// 16 matrix in row order, 16-bit operands as pairs in the first four registers.
 namespace flash_attention::emulator {
 namespace {
 
@@ -22,7 +22,7 @@ const WmmaMoveOperand& uniform_wmma_move(void* const* operands) {
   return first;
 }
 
-// The rounds over the banks are those of what compilers make of the instructions from sm_80 on.
+// The rounds over the banks are those of the code that compilers generate from sm_80 on.
 
 /// ldmatrix of four 8 x 8 tiles.
 void count_load(const WmmaMoveOperand& form) {

@@ -10,7 +10,7 @@
 
 namespace flash_attention::emulator {
 
-/// Something that an instruction started and that takes effect later.
+/// An effect that an instruction starts and that happens later.
 struct Task {
   std::function<void()> effect;
   bool done = false;
@@ -24,20 +24,21 @@ struct Task {
 };
 using TaskHandle = std::shared_ptr<Task>;
 
-/// Decides when asynchronous instructions take effect: at once, some time later, or at the last moment allowed. The seed
-/// makes the choice, so that a program that relies on more than it may is wrong under some seed.
+/// Decides when asynchronous instructions take effect: at once, some time later, or at the last allowed moment. The
+/// seed chooses, so a program that relies on more than it may is wrong under some seed.
 class AsyncEngine {
  public:
   explicit AsyncEngine(Random& random) : random_(random) {}
 
   void reset();
-  /// For effects that the program waits for by name (wait_group): the holder of the handle finishes it at the latest.
+  /// For effects that the program waits for by name (wait_group). The holder of the handle finishes the effect at the
+  /// latest.
   TaskHandle start(std::function<void()> effect);
-  /// For effects that signal an mbarrier: happens by itself at the latest when no thread can go on.
+  /// For effects that signal an mbarrier. They happen by themselves at the latest when no thread can go on.
   void start_signalling(std::function<void()> effect);
 
-  void advance();  ///< one step of time: what is due happens
-  bool run_one();  ///< no thread can go on: one signalling effect happens. False if there is none
+  void advance();  ///< one step of time: effects that are due happen
+  bool run_one();  ///< called if no thread can go on: one signalling effect happens. False if there is none
 
  private:
   struct Due {
@@ -55,7 +56,7 @@ class AsyncEngine {
   std::vector<TaskHandle> signalling_;
 };
 
-/// A thread's groups of asynchronous instructions: commit closes one, waits name how many may still be open.
+/// A thread's groups of asynchronous instructions. commit closes a group; a wait says how many may still be open.
 template <typename Item>
 struct Groups {
   std::vector<Item> open;
@@ -71,7 +72,7 @@ struct Groups {
   }
 };
 
-/// cp.async. `number` is the one that Races knows it by.
+/// cp.async. `number` identifies it in Races.
 struct Copy {
   TaskHandle task;
   std::uint32_t number;

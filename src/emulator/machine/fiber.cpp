@@ -59,8 +59,9 @@ flash_attention_switch_fiber:
 namespace flash_attention::emulator {
 namespace {
 
-// Bytes between the tops of neighbouring lanes' stacks, modulo a page: an odd number of cache lines, so that 32 lanes begin
-// at 32 places of a page (EPYC, 2 cores, covering array of backward/sm80, compiled: 20.7 CPU seconds; stacks alike: 23.5).
+// Bytes between the tops of neighbouring lanes' stacks, modulo a page. It is an odd number of cache lines, so that 32
+// lanes begin at 32 places of a page (EPYC, 2 cores, covering array of backward/sm80, compiled: 20.7 CPU seconds; with
+// equal places 23.5).
 constexpr int colour_bytes = 64 * 5, num_colours = 64;
 
 struct SpareStacks {
@@ -72,7 +73,8 @@ SpareStacks& spare_stacks() {
   return spare;
 }
 
-/// A thread that failed left its frames behind; the next one on that stack must not trip over their red zones.
+/// A thread that failed has left its frames on the stack. Forgets their red zones, so that the next thread there does
+/// not hit them.
 void forget_frames([[maybe_unused]] const void* stack, [[maybe_unused]] std::size_t size) {
 #if defined(__SANITIZE_ADDRESS__)
   __asan_unpoison_memory_region(stack, size);
@@ -148,7 +150,7 @@ void* FiberStack::prepare(void (*entry)(), int colour) const {
   forget_frames(memory_, size);
   auto* top = reinterpret_cast<std::uintptr_t*>(memory_ + size - colour % num_colours * colour_bytes);
 #if defined(__x86_64__)
-  top -= 1;  // as if `entry` had been called: its return address, here none, is on a multiple of 16 less 8
+  top -= 1;  // as if `entry` had been called: its return address (here none) is at a multiple of 16, minus 8
   top[0] = 0;
   *--top = reinterpret_cast<std::uintptr_t>(entry);
 #else

@@ -6,7 +6,7 @@
 
 namespace flash_attention::emulator {
 
-/// What mprotect guards at least.
+/// The smallest unit that mprotect guards.
 inline const std::size_t page_bytes = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
 
 }  // namespace flash_attention::emulator

@@ -16,7 +16,7 @@ thread_local Scheduler* current_scheduler = nullptr;
 
 constexpr int registers_of_an_sm = 65536;
 constexpr std::uint32_t longest_starvation = 2048;  // in steps of warps
-constexpr std::int64_t patience_ms = 20000;         // for another block that is waited for
+constexpr std::int64_t patience_ms = 20000;         // for another block, if threads wait for it
 
 std::int64_t now_ms() {
   return std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -151,8 +151,8 @@ void Scheduler::fail_async(const Block& block, const char* doing, const std::str
   if (failure_.empty()) failure_ = "block " + to_string(block.index) + ", " + doing + ": " + message;
 }
 
-/// Any warp that can go on, but one that is starved: for a while it only gets what the others leave, so that what relies on
-/// no warp falling far behind is found.
+/// Any warp that can go on, except a starved one: for a while it runs only if no other warp can. This finds code that
+/// relies on no warp falling far behind.
 Warp* Scheduler::pick_warp() {
   if (starvation_-- == 0) {
     starvation_ = 1 + random_.below(longest_starvation);
@@ -169,7 +169,7 @@ Warp* Scheduler::pick_warp() {
   return chosen == nullptr && starved_->ready > 0 ? starved_ : chosen;
 }
 
-/// A lane that waits hands over to the next one itself: half of the switches that the loop in between would take.
+/// Runs a warp. A lane that waits switches directly to the next lane: half as many switches as through a loop.
 void Scheduler::run_warp(Warp& warp) {
   turn_ = &warp;
   lanes_left_ = warp.lanes.size();
@@ -178,7 +178,7 @@ void Scheduler::run_warp(Warp& warp) {
   running_ = nullptr;
 }
 
-/// The next lane of the warp whose turn it is; null if all have had their turn, or if something went wrong.
+/// The next lane of the warp that can run; null if all have run, or if something went wrong.
 Thread* Scheduler::next_lane() {
   const std::vector<Thread*>& lanes = turn_->lanes;
   while (lanes_left_ > 0 && failure_.empty()) {
@@ -190,8 +190,8 @@ Thread* Scheduler::next_lane() {
   return nullptr;
 }
 
-/// Only threads that poll global memory are left: what is in flight lands, then another block may run; give up when nothing
-/// comes of it.
+/// Only threads that poll global memory are left: copies in flight land, then another block may run. Gives up if
+/// nothing changes.
 void Scheduler::note_idle() {
   const std::int64_t now = now_ms();
   if (progressed_ || async_.run_one()) idle_since_ms_ = now;
@@ -211,7 +211,7 @@ std::string Scheduler::run_cluster(std::int64_t index) {
     async_.advance();
     if (!failure_.empty()) break;
     Warp* warp = pick_warp();
-    if (warp == starved_ && random_.below(8) != 0 && async_.run_one()) continue;  // it starves on while copies land
+    if (warp == starved_ && random_.below(8) != 0 && async_.run_one()) continue;  // it stays starved while copies land
     if (warp != nullptr) {
       run_warp(*warp);
       if ((++steps & 0xfff) == 0) note_idle();

@@ -22,7 +22,7 @@ namespace flash_attention::emulator {
 struct Block;
 struct Warp;
 
-/// What a thread that cannot go on waits for.
+/// What a blocked thread waits for.
 enum class Wait : std::uint8_t { nothing, warp, barrier, cluster_barrier, mbarrier, wgmma, registers, other_block };
 
 enum class State : std::uint8_t { ready, waiting, done };
@@ -36,7 +36,7 @@ struct Thread {
   void* stack_pointer = nullptr;
   State state = State::ready;
   Wait wait = Wait::nothing;
-  std::uint32_t wait_key = 0;  // which barrier, address or parity, for the report and to find who is to be woken
+  std::uint32_t wait_key = 0;  // barrier, address or parity; for the report, and to find the threads to wake
   std::uint32_t wait_detail = 0;
   const char* doing = "";  // the wrapper it is in
   int index = 0;           // in the block
@@ -47,14 +47,14 @@ struct Thread {
   int registers = 0;  // after setmaxnreg
   bool cluster_arrived = false;
   std::uint32_t cluster_phase = 0;
-  std::uint32_t actor = 0;  // its number among those of Clocks
+  std::uint32_t actor = 0;  // its index in Clocks
   Clocks known;
 };
 
 struct Warp {
   std::vector<Thread*> lanes;
   int ready = 0;             // lanes that can go on
-  WarpOp op = WarpOp::sync;  // what the lanes that came are doing together
+  WarpOp op = WarpOp::sync;  // the current common operation of the lanes that have arrived
   int arrived = 0;
   void* operands[32] = {};
   OpenAccesses open_accesses;
@@ -64,7 +64,7 @@ struct Warp {
 struct NamedBarrier {
   int expected = 0;
   int arrived = 0;
-  Clocks known;  // of those who arrived
+  Clocks known;  // of the threads that have arrived
 };
 
 /// One thread block.
@@ -79,7 +79,7 @@ struct Block {
   NamedBarrier barriers[16];
   int alive = 0;                                // threads that have not ended
   std::map<std::size_t, int> hidden_mbarriers;  // offset and thread: initialised, but not yet fenced for the async proxy
-  int registers_free = 0;                       // of setmaxnreg's pool
+  int registers_free = 0;                       // in the pool of setmaxnreg
   int registers_at_entry = 0;
 };
 
@@ -88,9 +88,9 @@ struct LaunchShape {
   int block = 1;
   int cluster = 1;
   int shared_bytes = 0;
-  int blocks_per_sm = 1;             // at least; the registers of an SM are divided among them
+  int blocks_per_sm = 1;             // at least this many; they share the registers of an SM
   int block_height = 1;              // of a two-dimensional block: its threads are counted row by row
-  bool programmatic_launch = false;  // before the launch before it has ended, which uses the same workspace
+  bool programmatic_launch = false;  // begins before the previous launch has ended, which uses the same workspace
   const void* workspace = nullptr;
   std::size_t workspace_bytes = 0;
 };
@@ -101,7 +101,7 @@ struct EntryPoints {
   const ThreadView** (*thread_slot)() = nullptr;
 };
 
-/// Runs the blocks of one cluster at a time, on one OS thread: a fiber a CUDA thread, warps in seeded order.
+/// Runs the blocks of one cluster at a time, on one OS thread: one fiber for each CUDA thread, warps in seeded order.
 class Scheduler {
  public:
   Scheduler(const EntryPoints& entry, const LaunchShape& shape, const void* argument, std::uint64_t seed);
@@ -111,12 +111,12 @@ class Scheduler {
   /// Runs cluster `index` of the grid to its end. Returns what went wrong; empty if nothing did.
   std::string run_cluster(std::int64_t index);
 
-  /// The scheduler and thread that run on this OS thread.
+  /// The scheduler of this OS thread, and its running thread.
   static Scheduler& current();
   Thread& running() { return *running_; }
 
   void suspend(Wait wait, std::uint32_t key, std::uint32_t detail = 0);
-  void yield();  // lets others go first; stays ready
+  void yield();  // lets others run first; stays ready
   void wake(Thread& thread);
   /// Wakes every thread of the cluster that waits for this.
   template <typename Predicate>
@@ -130,7 +130,7 @@ class Scheduler {
 
   /// Records the mistake and ends the cluster; the calling thread never goes on.
   [[noreturn]] void fail(const std::string& message);
-  /// The same from an asynchronous task, which has no thread.
+  /// The same for an asynchronous task, which has no thread.
   void fail_async(const Block& block, const char* doing, const std::string& message);
   bool failed() const { return !failure_.empty(); }
 
@@ -143,11 +143,11 @@ class Scheduler {
   std::uint64_t seed() const { return seed_; }
   int cluster_arrived = 0;  // threads at the cluster's barrier
   std::uint32_t cluster_phase = 0;
-  Clocks cluster_known, cluster_passed;  // of those who arrived; the same of the phase before
+  Clocks cluster_known, cluster_passed;  // of threads that have arrived; the same for the phase before
 
-  /// Called by the signal handler. The top of the stack to leave to, or null where the fault is none of a kernel's.
+  /// Called by the signal handler. Returns the top of the stack to leave to, or null if the fault is not a kernel's.
   static void* note_fault(const void* address);
-  /// Where a thread goes on after a fault.
+  /// A thread goes on here after a fault.
   [[noreturn]] static void fail_fault();
 
  private:
@@ -157,7 +157,7 @@ class Scheduler {
   Warp* pick_warp();
   Thread* next_lane();
   void enter(Thread& thread, void** left_stack_pointer);
-  void leave(Thread& thread);  // to the next lane of the warp, after the last one back into the loop
+  void leave(Thread& thread);  // switches to the next lane of the warp; the last lane returns to the loop
   void note_idle();
   std::string finish();
   std::string deadlock_report() const;

@@ -6,9 +6,9 @@
 
 namespace flash_attention::emulator {
 
-/// The shared memory of one block: filled with NaN patterns, ending at a page that faults. It is seen in two ways, as on
-/// the hardware: the generic view is what loads and stores reach; the asynchronous one is what TMA and wgmma read. A store
-/// comes into the second by fence.proxy.async alone; asynchronous writes come into both.
+/// The shared memory of one block. It is filled with NaN patterns and ends at a page that faults. As on the hardware
+/// there are two views: loads and stores use the generic view; TMA and wgmma read the asynchronous view. A store
+/// reaches the asynchronous view only by fence.proxy.async; asynchronous writes reach both views.
 class SharedMemory {
  public:
   SharedMemory() = default;
@@ -22,14 +22,14 @@ class SharedMemory {
   unsigned char* async() { return async_.data(); }
   std::size_t size() const { return size_; }
 
-  /// fence.proxy.async: the asynchronous view becomes equal to the generic one. At once: a plain store that follows is seen
-  /// by no one here, so a copy that came later would have it, and a fence before the write would go unnoticed.
+  /// fence.proxy.async: the asynchronous view becomes equal to the generic view, at once. If this happened later, it
+  /// would include later plain stores, which are not observed, and a fence before the write would not be noticed.
   void publish();
   std::uint64_t published() const { return published_; }                     ///< how often
   void write_both(std::size_t offset, const void* from, std::size_t bytes);  ///< into both views
-  /// The first of these bytes that a store has changed and no fence.proxy.async has published; -1: there is none.
+  /// The first of these bytes that a store has changed and no fence.proxy.async has published; -1: none.
   std::ptrdiff_t unfenced(std::size_t offset, std::size_t bytes) const;
-  bool overrun() const;  ///< bytes between the end and the page that faults were written
+  bool overrun() const;  ///< whether bytes between the end and the page that faults were written
   bool guards(const void* address) const;
 
  private:

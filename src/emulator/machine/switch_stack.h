@@ -12,13 +12,13 @@
 namespace flash_attention::emulator {
 
 #if defined(__x86_64__)
-// The registers that a call preserves are moved, the compiler takes care of the others; swapcontext would make a system
-// call each time. No call and no return: the processor predicts a return from the calls before it, which were another
-// fiber's. Inlined, each switch also has a separate target to predict, and the lanes of a warp return to the same places
-// in turn.
+// Only the registers that a call preserves are moved; the compiler takes care of the others. swapcontext would make a
+// system call each time. There is no call and no return, because the processor predicts a return from earlier calls,
+// which were another fiber's. The function is inlined, so each switch has its own target to predict, and the lanes of a
+// warp return to the same places one after another.
 [[gnu::always_inline]] inline void switch_registers(void** save, void* load) {
   asm volatile(
-      "lea -128(%%rsp), %%rsp\n"  // what a function may use below its stack pointer
+      "lea -128(%%rsp), %%rsp\n"  // the space below the stack pointer that a function may use
       "push %%rbp\n"
       "push %%rbx\n"
       "lea 1f(%%rip), %%rax\n"
@@ -43,7 +43,7 @@ inline void switch_registers(void** save, void* load) { flash_attention_switch_f
 #error "The emulator needs a switch of registers for this processor."
 #endif
 
-/// Saves the state of the current stack in *save, then goes on from `load`, which is on the stack `to`.
+/// Saves the state of the current stack in *save, then continues at `load`, which is on the stack `to`.
 [[gnu::always_inline]] inline void switch_stack(void** save, void* load, [[maybe_unused]] const StackIdentity& to) {
 #if defined(__SANITIZE_THREAD__)
   __tsan_switch_to_fiber(to.thread_sanitizer, 0);

@@ -21,23 +21,23 @@ struct Accumulator {
   float* registers[128] = {};
 };
 
-/// One wgmma. Its 128 threads hand over their parts one by one; the last one issues it.
+/// One wgmma. Its 128 threads deliver their parts one by one; the last one issues it.
 struct Wgmma {
-  WgmmaOperand shape{};               // as the first thread gave it
-  std::vector<unsigned> a_registers;  // [128][4] where A comes from registers
+  WgmmaOperand shape{};               // from the first thread
+  std::vector<unsigned> a_registers;  // [128][4] if A is in registers
   std::shared_ptr<Accumulator> accumulator;
   int deposits = 0;
-  Clocks known;  // by the first lane of each warp, when it handed over its part
+  Clocks known;  // by the first lane of each warp when it delivered its part
 };
 
 struct Warpgroup {
   Block* block = nullptr;
   std::deque<Wgmma> ops;       // not yet executed; in order
   std::uint64_t executed = 0;  // ops before this are done
-  std::uint64_t issued = 0;    // ops before this have come from all 128 threads
+  std::uint64_t issued = 0;    // ops before this have been delivered by all 128 threads
 };
 
-/// What one thread knows of its warpgroup's products.
+/// A thread's view of its warpgroup's products.
 struct WarpgroupThread {
   struct InFlight {
     std::shared_ptr<Accumulator> accumulator;

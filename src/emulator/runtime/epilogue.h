@@ -1,7 +1,7 @@
 #pragma once
 
-// Comes after every emulated unit: calls its kernel with a parameter of whatever type it has. A separate file because
-// `kernel` must be declared.
+// Included after every emulated unit. Calls its kernel with a parameter of any type. It is a separate file because
+// `kernel` must be declared before it.
 
 extern "C" __attribute__((visibility("default"))) void flash_attention_set_table(
     const flash_attention::emulator::Table* table) {

@@ -1,7 +1,7 @@
 #pragma once
 
-// What an emulated kernel and the library know of each other. The kernel's unit is compiled again for every
-// configuration, so this is plain data without includes; the work is done by the library, behind the Table.
+// The interface between an emulated kernel and the library. The kernel's unit is compiled again for every
+// configuration, so this is plain data without includes. The library does the work, through the Table.
 
 namespace flash_attention::emulator {
 
@@ -9,7 +9,7 @@ struct Index3 {
   unsigned x, y, z;
 };
 
-/// What a CUDA thread can read about itself.
+/// The facts that a CUDA thread can read about itself.
 struct ThreadView {
   Index3 thread, block, block_dim, grid_dim;
   unsigned lane;
@@ -17,7 +17,7 @@ struct ThreadView {
   unsigned cluster_size;
   unsigned char* shared;  // the block's shared memory
   unsigned shared_bytes;
-  unsigned long* fma_flops;  // counts those of the block
+  unsigned long* fma_flops;  // counts the FLOPs of the block
 };
 
 /// Shared addresses begin here: 0 is never valid, and tiles that are aligned in memory are aligned in addresses.
@@ -25,7 +25,7 @@ constexpr unsigned shared_window = 1024;
 /// Addresses of another block of the cluster carry its rank + 1 above these bits.
 constexpr int cluster_rank_shift = 24;
 
-/// What all lanes of a warp do together. Each lane hands over one operand; the last to come computes for all.
+/// Operations of all lanes of a warp together. Each lane delivers one operand; the last to arrive computes for all.
 enum class WarpOp : int { sync, shuffle, vote, elect, ldmatrix, stmatrix, mma, wmma_load, wmma_multiply, wmma_store };
 
 enum class ShuffleMode : int { exclusive_or, index, up };
@@ -56,7 +56,7 @@ struct MultiplyOperand {
   const unsigned* B;
 };
 
-/// wmma fragments: element (row, column) of a 16 x 16 matrix is value row * 16 + column, 8 of them a lane.
+/// wmma fragments: element (row, column) of a 16 x 16 matrix is value row * 16 + column; a lane has 8 of them.
 struct WmmaMoveOperand {
   unsigned tile;
   int stride;
@@ -66,10 +66,10 @@ struct WmmaMoveOperand {
 
 enum class Access : int { load_global, store_global, reduce_global, load_shared, store_shared };
 
-/// One asynchronous warpgroup product, as one of its 128 threads sees it.
+/// One asynchronous warpgroup product, from the view of one of its 128 threads.
 struct WgmmaOperand {
   int n;
-  MatrixType type;  // of B; A is of the same, or in registers with 8-bit B of e4m3
+  MatrixType type;  // of B; A has the same type, or e4m3 if it is in registers and B has 8 bits
   bool a_mn_major, b_mn_major;
   const unsigned* a_registers;  // null: by descriptor
   unsigned long long a_descriptor, b_descriptor;
@@ -77,7 +77,7 @@ struct WgmmaOperand {
   float* D;
 };
 
-/// Copies of the bulk engine: the tensor form where `map` is set, else a run of bytes.
+/// Copies of the bulk engine: a box if `map` is set, otherwise a run of bytes.
 struct BulkOperand {
   unsigned shared;
   const void* global;
@@ -86,21 +86,22 @@ struct BulkOperand {
   int coordinates[5];
   int bytes;
   unsigned barrier;
-  unsigned multicast;  // a bit for each block of the cluster; 0: this block
+  unsigned multicast;  // one bit for each block of the cluster; 0: this block
   bool add;            // store: add floats instead of overwriting
 };
 
-/// The library's side. Every entry may suspend the calling thread and does not come back where it finds a mistake.
+/// The library's side. Every entry may suspend the calling thread. If it finds a mistake it does not return.
 struct Table {
   void (*warp)(WarpOp op, void* operand);
   void (*barrier)(int id, int threads, bool wait);  // threads = 0: the whole block
   void (*cluster_barrier)(bool wait);
 
   void (*access_global)(Access access, const void* address, int bytes);
-  /// Where the bytes are. A store hands over its value, and is done; a plain access has none.
+  /// Returns the address of the bytes. A store passes its value, and the library stores it. A plain access has no
+  /// value.
   unsigned char* (*access_shared)(Access access, unsigned address, int bytes, const void* value);
   unsigned (*shared_address)(const void* pointer);
-  void (*spin)();  // a load that another block is waited for with
+  void (*spin)();  // a load in a loop that waits for another block
   void (*fail)(const char* what);
 
   void (*copy_async)(unsigned shared, const void* global, int bytes, int valid);

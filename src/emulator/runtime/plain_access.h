@@ -1,7 +1,7 @@
 #pragma once
 
-// Comes before a unit whose plain accesses (`c[i] = a[i]`) are to be counted. The compiler has put a call before each, as
-// it does for its address sanitizer; here those calls end in the same place as the ptx:: wrappers.
+// Included before a unit whose plain accesses (`c[i] = a[i]`) must be counted. The compiler inserts a call before each,
+// as for its address sanitizer. Here these calls end in the same functions as the ptx:: wrappers.
 
 #include "prelude.h"
 
@@ -14,7 +14,7 @@ FLASH_ATTENTION_UNSEEN bool within(const void* address, const void* begin, unsig
   return reinterpret_cast<unsigned long>(address) - reinterpret_cast<unsigned long>(begin) < bytes;
 }
 
-/// Local variables and threadIdx are memory only here: on a GPU they are registers. So is the way into the library.
+/// Local variables and threadIdx are memory only here: on a GPU they are registers. So is the interface to the library.
 FLASH_ATTENTION_UNSEEN bool is_register(const void* address) {
   constexpr unsigned long max_stack = 1 << 16;
   const char* here = static_cast<const char*>(__builtin_frame_address(0));
@@ -50,7 +50,7 @@ FLASH_ATTENTION_ACCESS(8)
 FLASH_ATTENTION_ACCESS(16)
 #undef FLASH_ATTENTION_ACCESS
 
-// Sizes that no single instruction of a GPU moves: they are not counted.
+// Sizes that no single instruction of a GPU moves are not counted.
 [[gnu::no_sanitize_address, gnu::used]] inline void __asan_loadN_noabort(const void*, unsigned long) {}
 [[gnu::no_sanitize_address, gnu::used]] inline void __asan_storeN_noabort(const void*, unsigned long) {}
 [[gnu::no_sanitize_address, gnu::used]] inline void __asan_handle_no_return() {}

@@ -1,6 +1,6 @@
 #pragma once
 
-// Comes before every emulated unit: what nvcc and NVRTC know without an include.
+// Included before every emulated unit: everything that nvcc and NVRTC know without an include.
 
 #include "interface.h"
 #include "vector_types.h"
@@ -17,24 +17,24 @@
 
 namespace flash_attention::emulator {
 
-/// Set by the library when it loads the unit, and before it lets a thread go on.
+/// The library sets it when it loads the unit, and before a thread runs.
 inline const Table* table = nullptr;
 inline thread_local const ThreadView* thread = nullptr;
 
-// What runs before the kernel is none of its accesses: runtime/plain_access.h.
+// Code that runs before the kernel is not counted as its accesses: runtime/plain_access.h.
 
 template <typename Argument>
 [[gnu::no_sanitize_address]] void call(void (*kernel)(Argument), const void* argument) {
   kernel(*static_cast<const Argument*>(argument));
 }
 
-/// A kernel with a list of parameters, given as CUDA's launch takes them: an array of pointers to them.
+/// Calls a kernel with a list of parameters, in the form of CUDA's launch: an array of pointers to them.
 template <typename... Parameters>
 [[gnu::no_sanitize_address]] void call_plain(void (*kernel)(Parameters...), void* const* parameters) {
   struct Call {
     [[gnu::no_sanitize_address]] Call(void (*kernel)(Parameters...), Parameters... values) { kernel(values...); }
   };
-  Call{kernel, *static_cast<Parameters*>(*parameters++)...};  // braces: from left to right
+  Call{kernel, *static_cast<Parameters*>(*parameters++)...};  // braces: evaluated from left to right
 }
 
 }  // namespace flash_attention::emulator

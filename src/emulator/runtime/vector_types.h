@@ -1,6 +1,6 @@
 #pragma once
 
-/// CUDA's float4. A copy is one access of 16 bytes, as it is on a GPU; left to itself, the host's compiler makes four.
+/// CUDA's float4. A copy is one access of 16 bytes, as on a GPU. By default the host's compiler would make four.
 struct alignas(16) float4 {
   using Bits [[gnu::vector_size(16), gnu::may_alias]] = float;
 

@@ -29,7 +29,8 @@ struct Workers {
   }
 };
 
-/// Never destroyed. NVRTC is open when this is made, so the process waits for the threads before NVRTC is taken down.
+/// Never destroyed. NVRTC has been opened before this is made, so at the end the process waits for the threads before
+/// NVRTC is closed.
 Workers& workers() {
   static auto* const process = new Workers;
   static const int waits = std::atexit([] { process->end(); });
@@ -41,7 +42,7 @@ void compile_unless_ending(const KernelKey& key, const Workers& all) {
   if (all.ending) return;
   try {
     compiled(key, true);
-  } catch (const Error&) {  // the call that needs the kernel will say it
+  } catch (const Error&) {  // the call that needs the kernel reports it
   }
 }
 

@@ -6,8 +6,8 @@
 
 namespace flash_attention::jit {
 
-/// compiled() for each key that no cache has, by threads that no call waits for. An error is left to the call that needs
-/// the kernel. A process that ends waits for what is being compiled at that moment.
+/// Calls compiled() for each key that no cache has, on threads that no call waits for. The call that needs the kernel
+/// reports an error. A process that ends waits for the kernel that is being compiled at that moment.
 void compile_ahead(std::vector<KernelKey> keys);
 
 }  // namespace flash_attention::jit

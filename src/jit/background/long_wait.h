@@ -8,7 +8,7 @@
 
 namespace flash_attention::jit {
 
-/// Says through the log callback that something takes long, for as long as it lives.
+/// During its life, reports through the log callback that something takes long.
 class LongWait {
  public:
   explicit LongWait(std::string what);
@@ -19,7 +19,7 @@ class LongWait {
 
   std::mutex mutex_;
   std::condition_variable_any condition_;
-  std::jthread thread_;  // the last member: it uses the others, and ends first
+  std::jthread thread_;  // the last member: it uses the others, so it must end first
 };
 
 }  // namespace flash_attention::jit

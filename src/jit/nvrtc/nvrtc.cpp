@@ -13,7 +13,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr int oldest_major = 12;  // the first that knows C++20 and sm_90a
+constexpr int oldest_major = 12;  // the first version with C++20 and sm_90a
 
 template <typename Function>
 bool bind(void* library, const char* name, Function*& function) {
@@ -21,7 +21,8 @@ bool bind(void* library, const char* name, Function*& function) {
   return function != nullptr;
 }
 
-/// NVRTC opens its built-in functions by name only, which fails outside the loader's path: open them by path before.
+/// NVRTC opens its built-in functions by name only, which fails outside the loader's path. So they are opened by path
+/// before.
 void open_builtins(const fs::path& folder, int major) {
   const std::string beginning = "libnvrtc-builtins.so." + std::to_string(major);
   std::error_code error;
@@ -32,7 +33,7 @@ void open_builtins(const fs::path& folder, int major) {
 
 }  // namespace
 
-/// Returns why the place will not do; empty on success.
+/// Returns why the place cannot be used; empty on success.
 std::string Nvrtc::open(const NvrtcPlace& place) {
   if (!place.missing.empty()) return place.missing;
   void* library = ::dlopen(place.library.c_str(), RTLD_NOW | RTLD_LOCAL);
@@ -78,14 +79,14 @@ Nvrtc::Nvrtc(const std::vector<NvrtcPlace>& places) {
 }
 
 const Nvrtc& Nvrtc::instance() {
-  // A miss is not remembered: the caller may import PyTorch, or install a wheel, and try again. Looking takes under a
-  // millisecond, and only calls that have a kernel to compile look.
+  // A failure is not remembered: the caller may import PyTorch, or install a wheel, and try again. The search takes
+  // less than a millisecond, and only calls that have a kernel to compile search.
   static std::atomic<const Nvrtc*> found = nullptr;
   if (const Nvrtc* compiler = found.load(std::memory_order_acquire)) return *compiler;
   static std::mutex mutex;
   const std::lock_guard lock(mutex);
   if (const Nvrtc* compiler = found.load(std::memory_order_relaxed)) return *compiler;
-  const auto* compiler = new Nvrtc(nvrtc_places(support::settings(), surroundings()));  // as old as the process
+  const auto* compiler = new Nvrtc(nvrtc_places(support::settings(), surroundings()));  // never destroyed
   found.store(compiler, std::memory_order_release);
   return *compiler;
 }

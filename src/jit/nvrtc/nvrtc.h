@@ -13,24 +13,24 @@ namespace flash_attention::jit {
 /// NVIDIA's run-time compiler, opened at run time.
 class Nvrtc {
  public:
-  /// Opens the first place that works. Throws Error(unavailable) that lists every miss.
+  /// Opens the first place that works. Throws Error(unavailable), which lists every failure.
   explicit Nvrtc(const std::vector<NvrtcPlace>& places);
 
-  /// Of this process. Throws the same error if there is none, and looks again at the next call.
+  /// The compiler of this process. Throws the same error if there is none, and searches again at the next call.
   static const Nvrtc& instance();
 
   int major() const { return major_; }
   int minor() const { return minor_; }
   const std::filesystem::path& path() const { return path_; }
   const std::string& origin() const { return origin_; }
-  /// "nvrtc 13.0, 110123456 bytes": the size tells the builds of one version apart.
+  /// "nvrtc 13.0, 110123456 bytes": the size distinguishes builds of one version.
   const std::string& identity() const { return identity_; }
   /// Compute capabilities it can compile for, ascending.
   const std::vector<int>& archs() const { return archs_; }
 
   struct Result {
     bool ok = false;
-    std::string binary;  // a cubin, or PTX where the architecture option names a virtual one
+    std::string binary;  // a cubin; PTX if the architecture option names a virtual architecture
     std::string log;
   };
   /// `headers` are what the source may include. Safe from several threads.

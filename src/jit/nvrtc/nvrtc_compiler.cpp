@@ -11,7 +11,7 @@
 namespace flash_attention::jit {
 namespace {
 
-/// The architecture option: the GPU's own, or the newest virtual one that both know.
+/// The architecture option: the GPU's own, or the newest virtual architecture that both support.
 std::string arch_option(int arch, const Nvrtc* compiler) {
   if (compiler == nullptr || std::ranges::binary_search(compiler->archs(), arch)) {
     return "--gpu-architecture=" + arch_name(arch);
@@ -27,7 +27,7 @@ std::string arch_option(int arch, const Nvrtc* compiler) {
   return "--gpu-architecture=compute_" + std::to_string(*std::prev(newer));
 }
 
-/// NVRTC, or null if there is none: kernels that are in a cache need none.
+/// NVRTC, or null if there is none: kernels in a cache need none.
 const Nvrtc* nvrtc_if_any() {
   try {
     return support::settings().jit ? &Nvrtc::instance() : nullptr;
@@ -36,7 +36,7 @@ const Nvrtc* nvrtc_if_any() {
   }
 }
 
-/// Puts a source that does not compile where it can be read; returns the path, or a word that it could not.
+/// Writes a source that does not compile to a readable place. Returns the path, or a note that it could not be written.
 std::string keep_failed_source(const Job& job) {
   const Store& store = product_cache().store();
   const auto path = store.folder() / failed_source_name(job.recipe.stem);

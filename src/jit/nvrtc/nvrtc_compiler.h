@@ -4,7 +4,7 @@
 
 namespace flash_attention::jit {
 
-/// NVRTC, opened when something has to be compiled.
+/// NVRTC. It is opened when something has to be compiled.
 const Compiler& nvrtc_compiler();
 
 }  // namespace flash_attention::jit

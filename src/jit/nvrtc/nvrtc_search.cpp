@@ -29,8 +29,8 @@ std::vector<fs::path> subfolders(const fs::path& folder, const std::string& begi
 
 class Places {
  public:
-  /// Nothing is ever loaded from below the working folder, which may be anybody's: a library has a full path, or a plain
-  /// name, which the loader looks for in its own folders.
+  /// Nothing is ever loaded from below the working folder, which anybody may write. A library has a full path, or a
+  /// plain name, which the loader searches in its own folders.
   void add_file(const std::string& origin, const fs::path& library) {
     if (library.is_absolute() || !library.has_parent_path()) {
       places_.push_back({origin, library, ""});
@@ -59,7 +59,8 @@ class Places {
   std::vector<NvrtcPlace> places_;
 };
 
-/// Folders that hold Python packages: those the process has loaded libraries from, then those of the environment's Pythons.
+/// Folders with Python packages: those from which the process has loaded libraries, then those of the environment's
+/// Pythons.
 std::vector<fs::path> python_folders(const support::Settings& settings, const Surroundings& around) {
   std::vector<fs::path> folders;
   const auto add = [&](const fs::path& folder) {
