@@ -86,7 +86,7 @@ PLANTS = (
     Plant(
         "the last keys of eight rows are the first",
         DECODE + "eight_rows.h",
-        "const int first = larger(smaller(key, keys - quad_keys), 0);  // of the last ones some again",
+        "const int first = larger(smaller(key, keys - quad_keys), 0);",
         "const int first = key + quad_keys > keys ? 0 : key;",
         TESTS,
     ),
