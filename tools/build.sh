@@ -25,7 +25,9 @@ tell_steps() {
     if [[ $line =~ ^\[([0-9]+)/([0-9]+)\]\ [A-Z][a-z]*ing\  ]]; then
       ((SECONDS - said >= pause)) || continue
       said=$SECONDS done=${BASH_REMATCH[1]} total=${BASH_REMATCH[2]} spent=$((SECONDS - start))
-      echo "  compiling: step $done of $total, $spent s, about $(((total - done) * spent / done)) s left" >&2
+      local left=  # the first steps say little: the largest come first
+      ((done * 8 < total)) || left=", about $(((total - done) * spent / done)) s left"
+      echo "  compiling: step $done of $total, $spent s$left" >&2
     else
       printf '%s\n' "$line" >>"$other"
     fi

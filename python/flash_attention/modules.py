@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from flash_attention.arguments.head_dim import padded
+from flash_attention.arguments.keywords import refuse_keywords
 from flash_attention.arguments.names import Renamed
 from flash_attention.functional import attention
 from flash_attention.routes import route
@@ -26,6 +27,9 @@ class FlashAttention(torch.nn.Module):
 
     def __init__(self, **options: Any) -> None:
         super().__init__()
+        wrong = {name: value for name, value in options.items() if name not in attention.__kwdefaults__}
+        if wrong:
+            refuse_keywords(attention, wrong)
         self.options = options
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, causal: bool | None = None, **options: Any) -> Any:

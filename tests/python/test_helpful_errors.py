@@ -139,6 +139,45 @@ def test_the_keyword_of_another_library(function, wrong, right):
         function(Q, Q, Q, **({"cu_seqlens_q": None} if function is flash_attention.attention_packed else {}), **{wrong: 1})
 
 
+@pytest.mark.parametrize(
+    ("function", "wrong", "there"),
+    [
+        (flash_attn.flash_attn_func, "attn_mask", "mask and bias"),
+        (flash_attn_3.flash_attn_func, "dropout", "dropout_p"),
+        (flash_attention.flex_attention, "is_causal", "causal"),
+        (flash_attention.scaled_dot_product_attention, "sliding_window", "window"),
+        (flash_attention.scaled_dot_product_attention, "deterministic", "deterministic"),
+        (xformers.memory_efficient_attention, "causal", "causal"),
+    ],
+)
+def test_what_another_entrance_has_not_attention_has(function, wrong, there):
+    with pytest.raises(TypeError, match=rf"'{wrong}'; flash_attention.attention\(\) has {there}; there are q"):
+        function(Q, Q, Q, **{wrong: None})
+    assert set(there.split(" and ")) <= set(inspect.signature(attention).parameters)
+
+
+def test_what_is_no_attention_is_not_told_of_it():
+    with pytest.raises(TypeError, match="'is_causal'; there are x, "):
+        flash_attention.quantize(Q, is_causal=True)
+
+
+@pytest.mark.parametrize("layer", [flash_attention.FlashAttention, flash_attention.StandardAttention])
+def test_a_layer_refuses_an_option_when_it_is_made(layer):
+    with pytest.raises(TypeError, match="unexpected keyword argument 'casual'; it is called causal here$"):
+        layer(casual=True)
+    out = layer(causal=True, window=(2, 0))(Q, Q, Q)
+    assert torch.equal(out, attention(Q, Q, Q, causal=True, window=(2, 0), layout="bhsd", kernel=layer.kernel))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"), [("logit_softcap", "it is called logits_soft_cap here"), ("num_heads", "there are pos_enc")]
+)
+def test_a_plan_says_what_it_takes(wrong, said):
+    tables = [torch.tensor(numbers, dtype=torch.int32) for numbers in ([0, 1], [0], [8])]
+    with pytest.raises(TypeError, match=rf"^plan\(\) got an unexpected keyword argument '{wrong}'; {said}"):
+        flashinfer.BatchDecodeWithPagedKVCacheWrapper(torch.empty(1)).plan(*tables, 4, 2, 64, 8, **{wrong: 1})
+
+
 def test_a_keyword_that_is_not_needed():
     with pytest.raises(TypeError, match="'enable_gqa'; it is not needed: k and v may have fewer heads"):
         attention(Q, Q, Q, enable_gqa=True)

@@ -77,4 +77,16 @@ def advice(name: str, taken: "list[str]") -> str:
         return f"; it is called {' or '.join(same)} here"
     if name in _NEEDLESS:
         return f"; it is not needed: {_NEEDLESS[name]}"
-    return f"; there are {', '.join(taken)}"
+    return f"{_elsewhere(name, taken)}; there are {', '.join(taken)}"
+
+
+def _elsewhere(name: str, taken: "list[str]") -> str:
+    """What attention() calls an option that this function, which attends, does not have."""
+    from flash_attention.functional import attention
+
+    options = attention.__kwdefaults__
+    found = [known for group in _SAME if name in group for known in group if known in options]
+    found = found or [known for known in options if known == name]
+    if not found or not {"q", "query", "qkv"} & set(taken):
+        return ""
+    return f"; flash_attention.attention() has {' and '.join(found)}"

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from flash_attention.arguments.head_dim import padded_cache, padded_narrow
-from flash_attention.arguments.keywords import refuse_keywords
+from flash_attention.arguments.keywords import advice, refuse_keywords
 from flash_attention.arguments.names import Renamed
 from flash_attention.compat.flashinfer.arguments import (
     NAMES,
@@ -337,8 +337,10 @@ def _options(positional, keywords):
         raise TypeError(f"plan: got {len(positional)} arguments behind page_size; allowed are at most {len(names)}")
     given = dict(zip(names, positional, strict=False))
     for name in keywords:
-        if name in given or name not in _PLAN_OPTIONS:
-            raise TypeError(f"{name}: is given twice" if name in given else f"{name}: is not an argument of plan()")
+        if name in given:
+            raise TypeError(f"{name}: is given twice")
+        if name not in _PLAN_OPTIONS:
+            raise TypeError(f"plan() got an unexpected keyword argument '{name}'{advice(name, list(_PLAN_OPTIONS))}")
     options = {**_PLAN_OPTIONS, **given, **keywords}
     if options["q_len_per_req"] < 1:
         raise ValueError(f"q_len_per_req: got {options['q_len_per_req']}; allowed are 1 and more")
