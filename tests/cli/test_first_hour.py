@@ -7,6 +7,7 @@ import signal
 import subprocess
 import time
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 
@@ -81,3 +82,41 @@ def test_a_killed_emulated_run_leaves_nothing_for_long(command, tmp_path, slow_c
     assert list(folder.glob("emulator-*"))
     command(*words, env=settings)
     assert [path.name for path in folder.iterdir()] == ["lock"]
+
+
+ROOT = Path(__file__).resolve().parents[2]
+READ = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def typed_in(text: str) -> list[list[str]]:
+    """The words of each call of the command: in backticks, or a line of code, without its comment."""
+    text = re.sub(r"\\\n *", "", text)
+    inline = re.findall(r"`(flash-attention [^`]+)`", text)
+    lines = re.findall(r"^ *(?:[A-Z_]+=\S+ +)*(flash-attention .*)$", text, re.MULTILINE)
+    calls = [re.split(r"\s{3,}|\s#|[;|&(]", call)[0].split()[1:] for call in (*inline, *lines)]
+    return [words for words in calls if words and re.fullmatch(r"[a-z]+|--\w+", words[0])]
+
+
+def mistakes_in(calls: list[list[str]], command) -> list[str]:
+    """Those that name a verb, a flag or a set of problems that the command does not have."""
+    verbs = set(re.findall(r"^  ([a-z]+) ", command("--help").stdout, re.MULTILINE)) | {"--help", "--version", "help"}
+    helps = {verb: command(verb, "--help").stdout for verb in {words[0] for words in calls} & verbs if verb[0] != "-"}
+    sets = re.findall(r"[\w-]+", command("bench", "no_set", code=2).stderr.partition("allowed: ")[2]) + ["micro"]
+    wrong = []
+    for verb, *rest in calls:
+        flags = set(re.findall(r"--[a-z][\w-]*", helps.get(verb, ""))) | {"--help"}
+        named = [word.partition("=")[0] for word in rest if word.startswith("--")]
+        no_set = verb == "bench" and rest and rest[0][0] not in "-." and rest[0] not in sets
+        if verb not in verbs or not set(named) <= flags or no_set:
+            wrong.append(" ".join((verb, *rest)))
+    return wrong
+
+
+def test_what_the_documents_type_exists(command):
+    calls = [words for page in READ if "lab" not in page.parts for words in typed_in(page.read_text())]
+    assert len(calls) > 60 and mistakes_in(calls, command) == []
+
+
+def test_what_does_not_exist_is_found(command):
+    text = "`flash-attention bench memory`, `flash-attention rum`,\n\n    flash-attention run --seq_q 3 \\\n        --causal   why\n"
+    assert mistakes_in(typed_in(text), command) == ["bench memory", "rum", "run --seq_q 3 --causal"]
