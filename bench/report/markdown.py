@@ -142,6 +142,8 @@ def summary(files, charts):
             rows.append([shape, *cells])
     peers = " / ".join(SUMMARY_PEERS.values())
     legend = f"Each cell: ours / {peers} (ours over the better one). Measured on {measured_on(behind(files, found))}."
+    if any("~" in cell for row in rows for cell in row[1:]):
+        legend += " `~`: the samples spread by more than 5 %."
     return table(header, rows) + "\n\n" + legend
 
 

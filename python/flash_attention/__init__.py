@@ -128,6 +128,7 @@ __all__ = [
     "rotary_tables",
     "rotate",
     "scaled_dot_product_attention",
+    "shared_pages",
     "shared_prefix_attention",
     "sparse",
     "tune",

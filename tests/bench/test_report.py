@@ -315,7 +315,10 @@ def test_summary_has_a_row_for_each_shape_with_both_passes(head):
     assert text.count("6 / 4 / 5 (1.20 x)") == 6 * 4
     first = next(line for line in text.splitlines() if line.startswith("| head_dim"))
     assert first.startswith("| head_dim 64, 32 heads")
-    assert "ours / cuDNN / FlashAttention-2" in text
+    assert "ours / cuDNN / FlashAttention-2" in text and "~" not in text
+    rows = [{**row, "noisy": row["pass"] == "backward"} for row in rows]
+    text = markdown.summary(files, panels.speed_charts(rows))
+    assert text.count("6~ / 4~ / 5~") == 6 * 2 and text.endswith("`~`: the samples spread by more than 5 %.")
 
 
 def test_a_machine_is_named_once_with_its_commits(head):

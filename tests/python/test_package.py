@@ -22,6 +22,11 @@ def test_every_public_name_exists():
             assert getattr(flash_attention, name) is not None
 
 
+def test_what_can_be_imported_is_listed():
+    """`from flash_attention import *` and the reference have every function that is there."""
+    assert set(flash_attention._LAZY) | set(flash_attention._SUBMODULES) <= set(flash_attention.__all__)
+
+
 def test_public_functions_are_documented():
     for name in flash_attention.__all__:
         value = None if name == "jax" else getattr(flash_attention, name)
