@@ -101,7 +101,7 @@ def test_a_keyword_that_is_not_there(name):
     parameters = inspect.signature(function).parameters.values()
     required = [each for each in parameters if each.default is each.empty and each.kind is each.POSITIONAL_OR_KEYWORD]
     tensors = [Q if name in WITH_OPTIONS else None for _ in required]
-    given = {}
+    given = {each.name: None for each in parameters if each.default is each.empty and each.kind is each.KEYWORD_ONLY}
     if name == "flash_attention.create_block_mask":
         tensors = [lambda b, h, i, j: i >= j]
     with pytest.raises(TypeError, match="unexpected keyword argument 'no_such_thing'; there are "):
