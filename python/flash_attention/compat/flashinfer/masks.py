@@ -73,41 +73,35 @@ def bits_of_batch(custom_mask, packed_custom_mask, starts, lengths, buffers=None
     sizes = starts.diff().long() * lengths.long()
     ends = (-(-sizes // 8)).cumsum(0)  # each sequence begins a byte
     offsets = torch.nn.functional.pad(ends, (1, 0)).int()
-    bits = packed_custom_mask
+    bits, needed = packed_custom_mask, int(offsets[-1])
     if bits is None:
-        bits = _packed(custom_mask, sizes, offsets, None if buffers is None else buffers[0])
+        bits = _packed(custom_mask, sizes, offsets, needed)
     elif bits.dtype != torch.uint8 or bits.dim() != 1:
         raise TypeError(f"packed_custom_mask: got {bits.dtype} {list(bits.shape)}; expected uint8 [bytes]")
+    if len(bits) < needed:  # behind them a kernel would find the bits of an earlier plan
+        raise ValueError(f"packed_custom_mask: has {len(bits) * 8} bits; expected at least {needed * 8}")
     if buffers is None:
-        if (needed := int(offsets[-1])) > len(bits):
-            raise ValueError(f"packed_custom_mask: has {len(bits) * 8} bits; expected at least {needed * 8}")
         return BitMask(bits.to(device), offsets)
-    if len(bits) > len(buffers[0]):
-        raise ValueError(
-            f"packed_custom_mask: has {len(bits)} bytes; allowed are at most {len(buffers[0])}, as the buffer has"
-        )
-    buffers[0][: len(bits)].copy_(bits)
+    if len(buffers[0]) < needed:
+        raise ValueError(f"custom_mask_buf: has {len(buffers[0])} bytes; expected at least {needed}, for this mask")
+    buffers[0][:needed].copy_(bits[:needed])
     return BitMask(buffers[0], buffers[1].copy_(offsets))
 
 
-def _packed(flat, sizes, offsets, buffer):
+def _packed(flat, sizes, offsets, needed):
     """Bytes of bools, [queries x keys] of each sequence end to end."""
-    if flat.dim() != 1 or (buffer is None and flat.numel() != int(sizes.sum())):
-        expected = int(sizes.sum()) if buffer is None else "queries x keys"
+    if flat.dim() != 1 or flat.numel() != int(sizes.sum()):
         raise ValueError(
-            f"custom_mask: got shape {list(flat.shape)}; expected [{expected}], queries x keys of each sequence"
+            f"custom_mask: got shape {list(flat.shape)}; expected [{int(sizes.sum())}], queries x keys of each sequence"
         )
     flat = flat.to(sizes.device)
-    most = flat.numel() // 8 + len(sizes)  # bytes, without asking the device
     places = torch.arange(flat.numel(), device=flat.device)
-    sequence = torch.searchsorted(sizes.cumsum(0), places, right=True).clamp_(max=max(len(sizes) - 1, 0))
+    sequence = torch.searchsorted(sizes.cumsum(0), places, right=True)
     begin = sizes.cumsum(0) - sizes
-    spread = torch.zeros(8 * most, dtype=torch.uint8, device=flat.device)
-    if flat.numel():
-        spread[8 * offsets.long()[sequence] + places - begin[sequence]] = flat.to(torch.uint8)
+    spread = torch.zeros(8 * needed, dtype=torch.uint8, device=flat.device)
+    spread[8 * offsets.long()[sequence] + places - begin[sequence]] = flat.to(torch.uint8)
     shifted = spread.view(-1, 8) << torch.arange(8, dtype=torch.uint8, device=flat.device)
-    bits = shifted.sum(1, dtype=torch.uint8)
-    return bits if buffer is None else bits[: len(buffer)]
+    return shifted.sum(1, dtype=torch.uint8)
 
 
 class Items(NamedTuple):

@@ -144,7 +144,7 @@ class BatchPrefillWithPagedKVCacheWrapper:
             self._bit_buffers = mask_buffers(custom_mask_buf, mask_indptr_buf, self._tables)
         if use_cuda_graph:
             self._starts = check_starts("qo_indptr_buf", qo_indptr_buf, None, self._tables.device)
-        self._options = None
+        self._options, self._masked = None, False
 
     @property
     def is_cuda_graph_enabled(self) -> bool:
@@ -232,6 +232,7 @@ class BatchPrefillWithPagedKVCacheWrapper:
             most = self._mask.shape[2]
         self._starts, self._most, self._invariant = starts, most, True if fixed_split_size is not None else None
         self._heads = (num_qo_heads, num_kv_heads, head_dim_qk)
+        self._masked = masked or self._mask is not None
         self._options = {
             "causal": causal and not masked,
             "sm_scale": sm_scale,
@@ -341,9 +342,9 @@ class BatchPrefillWithPagedKVCacheWrapper:
         return_lse: bool = False,
     ) -> Any:
         """run() with other options, in FlashInfer's old order."""
-        self._positions = Positions(pos_encoding_mode, rope_scale, rope_theta, causal and not self._is_masked())
+        self._positions = Positions(pos_encoding_mode, rope_scale, rope_theta, causal and not self._masked)
         self._options = {
-            "causal": causal and not self._is_masked(),
+            "causal": causal and not self._masked,
             "sm_scale": sm_scale,
             "window_left": window_left,
             "logits_soft_cap": logits_soft_cap,
@@ -351,9 +352,6 @@ class BatchPrefillWithPagedKVCacheWrapper:
         return self.run(q, paged_kv_cache, k_scale=k_scale, v_scale=v_scale, return_lse=return_lse)
 
     forward_return_lse = functools.partialmethod(forward, return_lse=True)
-
-    def _is_masked(self):
-        return self._mask is not None or self._bits is not None
 
     def end_forward(self) -> None:
         """Nothing."""
