@@ -88,7 +88,9 @@ Timing to_timing(std::vector<double> samples) {
   return {at(0.5), at(0.1), at(0.9), static_cast<int>(samples.size())};
 }
 
-bool is_backward(Pass pass) { return pass == Pass::backward || pass == Pass::standard_backward; }
+bool is_backward(Pass pass) {
+  return pass == Pass::backward || pass == Pass::standard_backward || pass == Pass::second;
+}
 
 double min_bytes(const Problem& p, Pass pass) {
   const auto rows = static_cast<double>(p.batch * (p.seq_q * p.heads_q + p.seq_kv * p.heads_kv));
@@ -125,6 +127,7 @@ Measurement measure(const Problem& problem, Pass pass, const Options& options, c
   make_plan(problem, pass, device_info(options.device), options.kernel, options.tile);
   Workload work = make_workload(problem, options, is_backward(pass));
   if (is_backward(pass)) run_forward(work);
+  if (pass == Pass::tangent || pass == Pass::second) work.out_tangent = Array(options.device, work.out.bytes());
   return measure(work, pass, limits);
 }
 
@@ -156,7 +159,8 @@ Measurement measure(Workload& work, Pass pass, const MeasureLimits& limits) {
   }
   if (emulated) result.counters = emulator::counters();
   if (!device_traits(result.device).gpu_kernels) result.peak_extra_bytes = meter.peak_growth_bytes();
-  if (limits.check) result.accuracy = is_backward(pass) ? check_backward(work) : check_forward(work);
+  if (limits.check && pass != Pass::second)  // which has no such check; of forward mode out and lse have
+    result.accuracy = is_backward(pass) ? check_backward(work) : check_forward(work);
   time_calls(work, limits, result);
   return result;
 }

@@ -143,7 +143,7 @@ Buffers Workload::buffers() const {
 
 std::vector<const Array*> Workload::arrays() const {
   return {&q,       &k,          &v,          &out,      &lse,  &alibi_slopes, &q_scale, &k_scale,
-          &v_scale, &page_table, &seqused_kv, &key_list, &dout, &dq,           &dk,      &dv};
+          &v_scale, &page_table, &seqused_kv, &key_list, &dout, &dq,           &dk,      &dv,   &out_tangent};
 }
 
 Workload make_workload(const Problem& problem, const Options& options, bool with_backward) {
@@ -202,8 +202,10 @@ Workload make_workload(const Problem& problem, const Options& options, bool with
 namespace {
 
 /// Each tensor is its own tangent.
-Buffers with_tangents(Buffers buffers) {
+Buffers with_tangents(const Workload& workload) {
+  Buffers buffers = workload.buffers();
   buffers.q_tangent = buffers.q, buffers.k_tangent = buffers.k, buffers.v_tangent = buffers.v;
+  buffers.out_tangent = workload.out_tangent.device();
   return buffers;
 }
 
@@ -221,9 +223,9 @@ void call(const Workload& workload, Pass pass) {
     case Pass::standard_backward:
       return standard_backward(workload.problem, buffers, workload.options);
     case Pass::tangent:
-      return tangent(workload.problem, with_tangents(buffers), workload.options);
+      return tangent(workload.problem, with_tangents(workload), workload.options);
     case Pass::second:
-      return second(workload.problem, with_tangents(buffers), workload.options);
+      return second(workload.problem, with_tangents(workload), workload.options);
   }
 }
 

@@ -16,6 +16,7 @@ struct Workload {
   Array page_table, seqused_kv;     ///< where the problem has them: pages in no order, all keys in use
   Array key_list;                   ///< where the problem has it: different entries, in no order
   Array dout, dq, dk, dv;           ///< empty without a backward pass
+  Array out_tangent;                ///< empty without tangents
 
   Buffers buffers() const;
   std::vector<const Array*> arrays() const;

@@ -69,6 +69,12 @@ TileSize tile_from(const char* flag, const std::string& text, const char* format
 
 }  // namespace
 
+Pass pass_from(const Arguments& arguments) {
+  if (arguments.on("tangent")) return Pass::tangent;
+  if (arguments.on("second")) return Pass::second;
+  return arguments.on("backward") ? Pass::backward : Pass::forward;
+}
+
 KernelChoice kernel_from(const Arguments& arguments, std::string_view text) {
   KernelChoice choice{.name = std::string(text.substr(0, text.find('@')))};
   if (choice.name.size() < text.size()) {

@@ -22,6 +22,9 @@ struct KernelChoice {
   std::optional<TileSize> tile{};
 };
 
+/// --backward, --tangent or --second; forward without.
+Pass pass_from(const Arguments& arguments);
+
 /// --kernel NAME or NAME@QxKV, or the same text given in its place, and --tile Q,KV.
 KernelChoice kernel_from(const Arguments& arguments);
 KernelChoice kernel_from(const Arguments& arguments, std::string_view text);

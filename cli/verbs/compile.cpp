@@ -15,7 +15,7 @@ namespace {
 std::vector<CommonCall> calls_from(const Arguments& arguments, const DeviceInfo& info) {
   if (arguments.on("common")) return common_calls(info);
   if (arguments.on("core")) return core_calls(info);
-  return {{problem_from(arguments), arguments.on("backward") ? Pass::backward : Pass::forward}};
+  return {{problem_from(arguments), pass_from(arguments)}};
 }
 
 /// The GPU's own architecture, or the one that was requested: no GPU is needed.
@@ -98,6 +98,8 @@ const Verb compile_verb{
     1,
     problem_flags() +
         std::vector<Flag>{{"backward", "", "compile the backward pass"},
+                          {"tangent", "", "compile forward mode"},
+                          {"second", "", "compile the second derivatives"},
                           {"common", "", "what most models ask for: usual widths and types, training, packed, decoding"},
                           {"core", "", "a part of --common: 16 bits, head dimensions 64 and 128, full, causal; decoding"},
                           {"json", "", "print JSON"}},

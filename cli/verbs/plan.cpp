@@ -76,11 +76,8 @@ int plan(const Arguments& arguments) {
   if (arguments.on("list")) return list_kernels(arguments.on("json"));
   const Problem problem = problem_from(arguments);
   const DeviceInfo info = device_to_plan_for(arguments);
-  const bool standard = arguments.on("standard");
-  Pass pass = arguments.on("backward") ? (standard ? Pass::standard_backward : Pass::backward)
-                                       : (standard ? Pass::standard_forward : Pass::forward);
-  if (arguments.on("tangent")) pass = Pass::tangent;
-  if (arguments.on("second")) pass = Pass::second;
+  Pass pass = pass_from(arguments);
+  if (arguments.on("standard")) pass = pass == Pass::backward ? Pass::standard_backward : Pass::standard_forward;
   const auto [kernel, tile] = kernel_from(arguments);
   const Plan made = make_plan(problem, pass, info, kernel, tile);
   if (arguments.on("json")) {

@@ -43,9 +43,8 @@ int run(const Arguments& arguments) {
   const KernelChoice choice = kernel_from(arguments);
   options.kernel = choice.name, options.tile = choice.tile;
   options.seed = static_cast<std::uint64_t>(arguments.integer("seed", 0));
-  const bool standard = arguments.on("standard");
-  const Pass pass = arguments.on("backward") ? (standard ? Pass::standard_backward : Pass::backward)
-                                             : (standard ? Pass::standard_forward : Pass::forward);
+  Pass pass = pass_from(arguments);
+  if (arguments.on("standard")) pass = pass == Pass::backward ? Pass::standard_backward : Pass::standard_forward;
   const DeviceInfo info = device_info(options.device);
   const Plan plan = make_plan(problem, pass, info, options.kernel, options.tile);
 
@@ -85,6 +84,8 @@ const Verb run_verb{
     "Exits with 1 if the error is larger than allowed.\n",
     0,
     problem_flags() + std::vector<Flag>{{"backward", "", "measure the backward pass"},
+                                        {"tangent", "", "measure forward mode: out, lse and their tangents; out and lse are checked"},
+                                        {"second", "", "measure the second derivatives, unchecked"},
                                         {"standard", "", "the textbook algorithm, which stores the score matrix"},
                                         {"seed", "N", "seed of the dropout mask", "0"},
                                         {"no-check", "", "do not compare with fp64"},
