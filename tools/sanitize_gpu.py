@@ -43,6 +43,9 @@ SUITES = {
     "backward/tf32": "BackwardTf32",
     "backward/fp32": "BackwardFp32",
     "backward/sm90": "BackwardSm90",
+    "tangent/portable": "TangentPortable",
+    "tangent/sm80": "TangentSm80",
+    "second/portable": "SecondPortable",
 }
 CASES = (
     "plain",

@@ -130,6 +130,13 @@ struct AttentionArgs {
   const int* bit_offsets;       // [batch + 1], in bytes
   int bit_row_bytes;            // of drafts: bytes from a query to the next
   const int* sequence_windows;  // [batch, 2], left and right; negative: no bound
+
+  // Forward mode and second derivatives: each is laid out as what it is a tangent of. Null inputs are 0, null results are
+  // not written.
+  void *Q_tangent, *K_tangent, *V_tangent, *O_tangent;
+  const void* bias_tangent;
+  const float* sink_tangent;
+  float* lse_tangent;
 };
 
 static_assert(sizeof(TensorMap) == 128 && sizeof(TensorView) == 32 && sizeof(ScoreView) == 32);

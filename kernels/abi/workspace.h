@@ -18,6 +18,9 @@ enum class SharedRegion : int {
 /// dsink.
 enum class BackwardRegion : int { delta = 0 };
 
+/// Of second derivatives, beside delta: lse. and R of each row, in the layout of lse.
+enum class SecondRegion : int { lse_tangent = 1, rest = 2 };
+
 /// The inverse of lists of keys: backward/listed.cuh.
 enum class BackwardListedRegion : int { counts = 1, begins = 2, lists = 3 };
 

@@ -12,14 +12,14 @@
 //     [the rows of total are summed];  dbias = total                         sum_rows
 //
 // There are no atomics and no workspace, and every run has the same bits. Elements that no sequence reaches are written
-// as zero.
+// as zero. Second derivatives have another dS (second/portable.cuh).
 
 namespace flash_attention {
 
-template <BackwardConfig config>
+/// Kernel: whose Head and Gradients give dS.
+template <class Kernel>
 struct BiasGradient {
-  using Kernel = BackwardPortable<config>;
-  using Bias = ptx::Element<config.features.bias_dtype>;
+  using Bias = ptx::Element<Kernel::features.bias_dtype>;
   static constexpr int block = tile::block_rows;
 
   struct Range {
@@ -63,11 +63,10 @@ struct BiasGradient {
   }
 };
 
-template <BackwardConfig config>
-__device__ __forceinline__ void backward_dbias(const AttentionArgs& args) {
+template <class Kernel>
+__device__ __forceinline__ void bias_gradient(const AttentionArgs& args) {
   if (args.dbias == nullptr) return;
-  using Gradient = BiasGradient<config>;
-  using Kernel = typename Gradient::Kernel;
+  using Gradient = BiasGradient<Kernel>;
   constexpr int block_rows = tile::block_rows;
   auto& storage = ptx::shared_storage<typename Kernel::SharedStorage>();
   const bool all_queries = args.dbias_q_stride == 0, all_heads = args.dbias_head_stride == 0,
@@ -88,7 +87,7 @@ __device__ __forceinline__ void backward_dbias(const AttentionArgs& args) {
   float total[4][4]{};
 #pragma unroll 1
   for (int b = batches.begin; b < batches.end; ++b) {
-    const tile::Sequence sequence = tile::make_sequence<config.features>(args, b);
+    const tile::Sequence sequence = tile::make_sequence<Kernel::features>(args, b);
 #pragma unroll 1
     for (int h = heads.begin; h < heads.end; ++h) {
       const typename Kernel::Head head(args, sequence, h);
@@ -111,6 +110,11 @@ __device__ __forceinline__ void backward_dbias(const AttentionArgs& args) {
           ptx::from_float<typename Gradient::Bias>(total[r][c]);
     }
   }
+}
+
+template <BackwardConfig config>
+__device__ __forceinline__ void backward_dbias(const AttentionArgs& args) {
+  bias_gradient<BackwardPortable<config>>(args);
 }
 
 }  // namespace flash_attention

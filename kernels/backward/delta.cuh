@@ -61,15 +61,15 @@ struct SinkStorage {
   float partial[tile::product_threads];
 };
 
-/// One block of 256 threads takes a head. The sums have a fixed order, so the result has the same bits in every run.
-template <BackwardConfig config>
-__device__ __forceinline__ void backward_dsink(const AttentionArgs& args) {
+/// The sum of -exp(sink - lse) times term(row) over the rows of a head; rows are in the layout of lse. One block
+/// of 256 threads takes a head. The sums have a fixed order, so the result has the same bits in every run.
+template <BackwardConfig config, class Term>
+__device__ __forceinline__ void sum_over_rows(const AttentionArgs& args, Term term) {
   if (args.dsink == nullptr) return;
   constexpr Features features = config.features;
   auto& storage = ptx::shared_storage<SinkStorage>();
   const int head_idx = blockIdx.x, thread = threadIdx.x;
   const float sink = args.sink[head_idx];
-  const auto* delta = tile::workspace<const float>(args, BackwardRegion::delta);
 
   float sum = 0;
   for (int batch_idx = 0; batch_idx < args.batch; ++batch_idx) {
@@ -77,7 +77,7 @@ __device__ __forceinline__ void backward_dsink(const AttentionArgs& args) {
     const long long statistics = tile::statistics_offset<features>(args, sequence, head_idx);
     for (int i = thread; i < sequence.len_q; i += tile::product_threads) {
       const float lse = args.lse[statistics + i];
-      if (lse != -tile::infinity) sum -= tile::exp(sink - lse) * delta[statistics + i];
+      if (lse != -tile::infinity) sum -= tile::exp(sink - lse) * term(statistics + i);
     }
   }
   storage.partial[thread] = sum;
@@ -86,6 +86,12 @@ __device__ __forceinline__ void backward_dsink(const AttentionArgs& args) {
     if (thread < half) storage.partial[thread] += storage.partial[thread + half];
   }
   if (thread == 0) args.dsink[head_idx] = storage.partial[0];
+}
+
+template <BackwardConfig config>
+__device__ __forceinline__ void backward_dsink(const AttentionArgs& args) {
+  const auto* delta = tile::workspace<const float>(args, BackwardRegion::delta);
+  sum_over_rows<config>(args, [&](long long row) { return delta[row]; });
 }
 
 }  // namespace flash_attention

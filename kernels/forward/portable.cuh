@@ -126,11 +126,13 @@ struct ForwardPortable {
     }
   }
 
-  /// Divides by the sums, the sink included, and writes O and lse.
-  __device__ static void finish(const AttentionArgs& args, const tile::Sequence& sequence, int head_idx, int q_begin,
-                                State& state) {
+  /// From running sums to rows: factors, with which O becomes out, and the maximum and sum of which lse is made, the sink
+  /// included. Writes lse, unless another pass has.
+  template <bool writes_lse = true>
+  __device__ static void close_rows(const AttentionArgs& args, const tile::Sequence& sequence, int head_idx, int q_begin,
+                                    State& state, float (&factor)[4]) {
     const tile::ThreadPlace place;
-    float factor[4], largest_score = -tile::infinity;
+    float largest_score = -tile::infinity;
 #pragma unroll
     for (int r = 0; r < 4; ++r) {
       const int i = q_begin + place.row + r;
@@ -157,7 +159,7 @@ struct ForwardPortable {
       }
       if constexpr (features.kv_scales)
         factor[r] *= tile::head_scale<features>(args.V_scale, sequence.batch_idx, head_idx / args.group);
-      if (args.lse != nullptr && i < sequence.rows_q && place.column == 0) {
+      if (writes_lse && args.lse != nullptr && i < sequence.rows_q && place.column == 0) {
         float* lse = args.lse + tile::statistics_offset<features>(args, sequence, head_idx);
         lse[i] = sum == 0 ? -tile::infinity : row_max + tile::log(sum);
       }
@@ -168,10 +170,18 @@ struct ForwardPortable {
           args.entropy[tile::statistics_offset<features>(args, sequence, head_idx) + i] = keys_sum == 0 ? 0 : entropy;
       }
       if (i < sequence.len_q) largest_score = tile::larger_or_nan(largest, largest_score);
+      state.row_max[r] = row_max, state.row_sum[r] = sum;
     }
     if constexpr (features.max_logit) {
       if (place.column == 0) tile::raise_largest(args, sequence.batch_idx, head_idx, largest_score);
     }
+  }
+
+  /// Divides by the sums, the sink included, and writes O and lse.
+  __device__ static void finish(const AttentionArgs& args, const tile::Sequence& sequence, int head_idx, int q_begin,
+                                State& state) {
+    float factor[4];
+    close_rows(args, sequence, head_idx, q_begin, state, factor);
     const auto O = tile::query_rows<Element, features>(args.O, sequence, head_idx).from(q_begin);
     tile::store_rows<dim_v>(O, state.O, factor);
   }

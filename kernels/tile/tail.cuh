@@ -46,6 +46,24 @@ __device__ __forceinline__ void clear_output_tail(const AttentionArgs& args, int
   }
 }
 
+/// Clears the tangents of O and lse, where they are asked for.
+template <auto config>
+__device__ __forceinline__ void clear_tangent_tail(const AttentionArgs& args, int thread, int threads) {
+  if constexpr (config.features.packed) {
+    const int begin = args.cu_seqlens_q[args.batch], end = args.total_q;
+    TensorView to = args.O;
+    to.data = args.O_tangent;
+    if (to.data != nullptr)
+      clear_rows<ptx::Element<config.features.dtype>>(to, begin, end, args.heads_q, config.head_dim_v, thread, threads);
+#pragma unroll 1
+    for (int head_idx = blockIdx.x; args.lse_tangent != nullptr && head_idx < args.heads_q; head_idx += gridDim.x) {
+#pragma unroll 1
+      for (int row = begin + thread; row < end; row += threads)
+        args.lse_tangent[static_cast<long long>(head_idx) * args.total_q + row] = 0;
+    }
+  }
+}
+
 /// Clears key masses.
 template <auto config>
 __device__ __forceinline__ void clear_key_mass_tail(const AttentionArgs& args, int thread, int threads) {

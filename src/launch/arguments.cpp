@@ -110,6 +110,13 @@ abi::AttentionArgs make_arguments(const Problem& p, const Plan& plan, const Buff
   args.entropy = b.entropy;
   args.dkey_mass = b.dkey_mass;
   args.dentropy = b.dentropy;
+  args.Q_tangent = const_cast<void*>(b.q_tangent);
+  args.K_tangent = const_cast<void*>(b.k_tangent);
+  args.V_tangent = const_cast<void*>(b.v_tangent);
+  args.O_tangent = b.out_tangent;
+  args.bias_tangent = b.bias_tangent;
+  args.sink_tangent = b.sink_tangent;
+  args.lse_tangent = b.lse_tangent;
 
   args.program = program_arguments(p, plan, b, options);
   args.repairs = options.repairs;

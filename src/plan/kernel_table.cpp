@@ -30,6 +30,7 @@ std::span<const KernelEntry> kernel_table() {
              tf32_kernels,
              fp32_kernels,
              portable_kernels,
+             tangent_kernels,
              listed_kernels,
              standard_kernels,
              ladder_kernels,

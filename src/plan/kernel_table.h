@@ -64,6 +64,7 @@ std::span<const KernelEntry> sm80_kernels();
 std::span<const KernelEntry> tf32_kernels();
 std::span<const KernelEntry> fp32_kernels();
 std::span<const KernelEntry> portable_kernels();
+std::span<const KernelEntry> tangent_kernels();
 std::span<const KernelEntry> listed_kernels();
 std::span<const KernelEntry> standard_kernels();
 std::span<const KernelEntry> ladder_kernels();

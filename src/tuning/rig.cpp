@@ -178,7 +178,7 @@ std::string difference(const Problem& problem, const std::vector<Result>& got, c
 }
 
 struct Rig::Tensors {
-  Block q, k, v, out, lse, dout, dq, dk, dv;
+  Block q, k, v, out, lse, dout, dq, dk, dv, out_tangent, lse_tangent;
   Block bias, slopes, sink, cu_q, cu_kv, seqused_q, seqused_kv, key_lengths, left_padding, page_table;
   Block q_scale, k_scale, v_scale, workspace;
   std::unique_ptr<Clock> clock;
@@ -303,6 +303,12 @@ Rig::Rig(const Call& call, const DeviceInfo& device, const Backend& backend, Inp
   scales(p.kv_scales, p.k_scale_strides, keys, t.k_scale, b.k_scale);
   scales(p.kv_scales, p.v_scale_strides, keys, t.v_scale, b.v_scale);
   scales(p.q_scales, p.q_scale_strides, keys, t.q_scale, b.q_scale);
+  if (call.pass == Pass::tangent) {  // each tensor is its own tangent
+    b.q_tangent = b.q, b.k_tangent = b.k, b.v_tangent = b.v;
+    t.out_tangent = block(query_layout(p, p.out_strides, p.head_dim_v).elements(), size_of(p.dtype));
+    t.lse_tangent = block(rows, sizeof(float));
+    b.out_tangent = t.out_tangent.there(), b.lse_tangent = t.lse_tangent.there<float>();
+  }
   if (!backward) return;
   t.dout = numbers(query_layout(p, p.dout_strides, p.head_dim_v), p.dtype, 4, false);
   t.dq = block(query_layout(p, p.dq_strides, p.head_dim).elements(), size_of(p.dtype));
@@ -350,7 +356,8 @@ void Rig::take_forward_results(const Rig& other) {
 
 void Rig::clear_results() {
   const Tensors& t = *tensors_;
-  const auto written = call_.pass == Pass::backward ? std::vector{&t.dq, &t.dk, &t.dv} : std::vector{&t.out, &t.lse};
+  auto written = call_.pass == Pass::backward ? std::vector{&t.dq, &t.dk, &t.dv} : std::vector{&t.out, &t.lse};
+  if (call_.pass == Pass::tangent) written.insert(written.end(), {&t.out_tangent, &t.lse_tangent});
   for (const Block* block : written) {
     std::memset(block->host(), 0xff, block->bytes());
     block->upload();
@@ -377,10 +384,18 @@ std::vector<Result> Rig::results(std::int64_t most) const {
             read("dk", t.dk, key_layout(p, p.dk_strides, p.head_dim)),
             read("dv", t.dv, key_layout(p, p.dv_strides, p.head_dim_v))};
   }
-  t.lse.download();
-  Result lse{.tensor = "lse", .values = {}, .row = 1};
-  lse.values.assign(t.lse.host<float>(), t.lse.host<float>() + t.lse.bytes() / sizeof(float));
-  return {read("out", t.out, query_layout(p, p.out_strides, p.head_dim_v)), std::move(lse)};
+  const auto of_rows = [&](const char* name, const Block& block) {
+    block.download();
+    const auto* const values = block.host<float>();
+    return Result{.tensor = name, .values = {values, values + block.bytes() / sizeof(float)}, .row = 1};
+  };
+  const Layout of_out = query_layout(p, p.out_strides, p.head_dim_v);
+  std::vector<Result> results{read("out", t.out, of_out), of_rows("lse", t.lse)};
+  if (call_.pass == Pass::tangent) {
+    results.push_back(read("out_tangent", t.out_tangent, of_out));
+    results.push_back(of_rows("lse_tangent", t.lse_tangent));
+  }
+  return results;
 }
 
 }  // namespace flash_attention::tuning

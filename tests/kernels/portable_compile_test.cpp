@@ -10,14 +10,18 @@ struct Variant {
   const char* name;
   Pass pass;
   const char* kernel;
+  int allowed_spill_bytes = 0;
 };
 const Variant variants[] = {{"forward", Pass::forward, "forward/portable"},
                             {"backward", Pass::backward, "backward/portable"},
+                            {"tangent", Pass::tangent, "tangent/portable", 128},
+                            {"second", Pass::second, "second/portable", 128},
                             {"standard_forward", Pass::standard_forward, "standard/forward"},
                             {"standard_backward", Pass::standard_backward, "standard/backward"}};
 
 /// A wide head (at 256 the key gradients spill one register, which costs these kernels nothing), and every option at once.
-/// Outside of the long tail a wide head of backward alone, which needs most registers.
+/// Outside of the long tail a wide head of backward alone, which needs most registers. With tangents every option at once
+/// takes a few registers more than there are: 56 to 112 bytes of spills.
 std::vector<Problem> problems() {
   Problem wide{.batch = 1, .seq_q = 256, .seq_kv = 256, .heads_q = 2, .heads_kv = 2, .head_dim = 192};
   Problem everything{.batch = 2, .seq_q = 256, .seq_kv = 256, .heads_q = 4, .heads_kv = 2, .head_dim = 128};
@@ -47,7 +51,7 @@ TEST_P(PortableCompile, NoSpill) {
       if (problem.head_dim == 192 && GetParam().pass != Pass::backward && !with_long_tail()) continue;
       plans.push_back(make_plan(problem, GetParam().pass, device, GetParam().kernel));
     }
-    expect_plans_compile(plans, arch);
+    expect_plans_compile(plans, arch, GetParam().allowed_spill_bytes);
   }
 }
 

@@ -82,6 +82,15 @@ TEST(Sm80Compile, SmallSharedMemory) {
 }
 TEST(Sm80Compile, Backward) { expect_compile(common_problems(), Pass::backward, "backward/sm80", 80); }
 
+/// S, S., O and A fill most registers.
+TEST(Sm80Compile, Tangent) {
+  std::vector<Problem> problems = common_problems(true);
+  std::erase_if(problems, [](const Problem& problem) { return problem.head_dim > 128; });
+  problems.push_back(everything(Dtype::float16));
+  expect_compile(problems, Pass::tangent, "tangent/sm80", 80);
+  if (with_long_tail()) expect_compile(problems, Pass::tangent, "tangent/sm80", 90);
+}
+
 /// Large tiles of dbias take nearly all registers. Only dbias is compiled.
 TEST(Sm80Compile, BiasGradient) {
   if (const std::string reason = why_no_compiler(); !reason.empty()) GTEST_SKIP() << reason;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <limits>
+#include <utility>
 
 #include "plan/features.h"
 #include "plan/kernel_config.h"
@@ -152,14 +153,18 @@ void add_delta_launch(const Problem& problem, Plan& plan) {
 }
 
 void add_bias_launch(const Problem& problem, Plan& plan) {
+  add_bias_launch(problem, "backward/dbias", "backward_dbias", plan);
+}
+
+void add_bias_launch(const Problem& problem, std::string unit, std::string entry, Plan& plan) {
   const abi::BackwardConfig config = portable_backward_config(problem);
   if (!config.dbias) return;
   const std::int64_t kept = (problem.bias.q_stride == 0 ? 1 : tiles(problem.seq_q)) *
                             (problem.bias.head_stride == 0 ? 1 : problem.heads_q) *
                             (problem.bias.batch_stride == 0 ? 1 : problem.batch);
   add_launch(plan,
-             {.unit = "backward/dbias",
-              .entry = "backward_dbias",
+             {.unit = std::move(unit),
+              .entry = std::move(entry),
               .config = launch_config(config),
               .block = 32 * num_warps,
               .shared_bytes = portable_shared_bytes},
@@ -167,15 +172,18 @@ void add_bias_launch(const Problem& problem, Plan& plan) {
 }
 
 void add_program_and_sink_launches(const Problem& problem, Plan& plan) {
-  const abi::BackwardConfig whole = portable_backward_config(problem);
-  add_program_gradients(problem, whole, plan);
-  if (!whole.dsink) return;
+  add_program_gradients(problem, portable_backward_config(problem), plan);
+  add_sink_launch(problem, "backward/delta", "backward_dsink", plan);
+}
+
+void add_sink_launch(const Problem& problem, std::string unit, std::string entry, Plan& plan) {
+  if (!portable_backward_config(problem).dsink) return;
   // the kernel reads nothing else
   abi::BackwardConfig config{.features = {.packed = problem.packed, .seqused_q = problem.seqused_q}};
   config.dq_mode = abi::DqMode::separate_kernel;
   add_launch(plan,
-             {.unit = "backward/delta",
-              .entry = "backward_dsink",
+             {.unit = std::move(unit),
+              .entry = std::move(entry),
               .config = launch_config(config),
               .block = 32 * num_warps,
               .shared_bytes = 32 * num_warps * static_cast<int>(sizeof(float))},

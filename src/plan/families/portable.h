@@ -37,6 +37,10 @@ void add_delta_launch(const Problem& problem, Plan& plan);
 void add_bias_launch(const Problem& problem, Plan& plan);
 void add_sm80_bias_launch(const Problem& problem, const DeviceInfo& device, Plan& plan);
 
+/// Adds dbias on CUDA cores and dsink, if the problem has them, by entries of any unit.
+void add_bias_launch(const Problem& problem, std::string unit, std::string entry, Plan& plan);
+void add_sink_launch(const Problem& problem, std::string unit, std::string entry, Plan& plan);
+
 /// Adds the gradients of a program's tensors and dsink, if the problem has them. They need delta.
 void add_program_and_sink_launches(const Problem& problem, Plan& plan);
 

@@ -12,7 +12,7 @@ Inputs draw_tangents(const Case& c, const Inputs& in);
 /// symmetric.
 Results derivatives(const Case& c, const Inputs& in, const Inputs& tangents, Pass pass);
 
-/// What a call of that pass gave; a kernel is named by the target.
+/// What a call of that pass gave; a kernel is named by the target. Tangents without elements are not given.
 Outcome attempt_derivatives(const Case& c, const Target& target, const Inputs& in, const Inputs& tangents);
 
 /// One line for each of the first few elements that are wrong.

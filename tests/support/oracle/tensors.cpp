@@ -291,9 +291,9 @@ void Tensors::add_tangents(const Inputs& tangents) {
     tensor.name = name;
     return tensor;
   };
-  place(twin("q", "q_tangent"), &tangents.q, &buffers_.q_tangent);
-  place(twin("k", "k_tangent"), &tangents.k, &buffers_.k_tangent);
-  place(twin("v", "v_tangent"), &tangents.v, &buffers_.v_tangent);
+  if (!tangents.q.empty()) place(twin("q", "q_tangent"), &tangents.q, &buffers_.q_tangent);
+  if (!tangents.k.empty()) place(twin("k", "k_tangent"), &tangents.k, &buffers_.k_tangent);
+  if (!tangents.v.empty()) place(twin("v", "v_tangent"), &tangents.v, &buffers_.v_tangent);
   if (!tangents.bias.empty()) place(twin("bias", "bias_tangent"), &tangents.bias, &buffers_.bias_tangent);
   if (!tangents.sink.empty())
     buffers_.sink_tangent = place_plain(std::vector<float>(tangents.sink.begin(), tangents.sink.end()));
