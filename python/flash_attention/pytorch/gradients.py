@@ -13,7 +13,7 @@ def refuse(ctx, *unused):
     """The derivative of a backward pass that has none."""
     raise RuntimeError(
         "attention: second derivatives are not computed for this call; without programs, statistics, lists of keys and "
-        "parallel sequences they are, on a CPU"
+        "parallel sequences they are"
     )
 
 
@@ -141,7 +141,7 @@ class _EndOfDerivatives(torch.autograd.Function):
 
 def computes(tensors):
     """Whether there are passes for forward mode and second derivatives of such a call."""
-    return tensors.q.device.type == "cpu" and tensors.key_indices is tensors.key_blocks is None
+    return tensors.key_indices is tensors.key_blocks is None
 
 
 class Second(torch.autograd.Function):

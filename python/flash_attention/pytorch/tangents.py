@@ -1,5 +1,5 @@
-"""Forward mode where there is no pass for it (gradients.computes), on a GPU and with lists of keys: the tangent of out and
-lse by those of q, k, v and sink, by a backward pass, in O(sequence) memory.
+"""Forward mode where there is no pass for it (gradients.computes), with lists of keys: the tangent of out and lse by those
+of q, k, v and sink, by a backward pass, in O(sequence) memory.
 
 With s = scale q k^T, p its softmax and a dot for tangents (docs/numerics.md, "Forward mode"):
 
@@ -37,9 +37,9 @@ def _check(options, tangents, head_dim, head_dim_v):
     """What backward passes do not compute."""
     check(tangents)
     if options.dropout_p:
-        refuse("with dropout_p on a GPU, or with lists of keys")
+        refuse("with dropout_p and lists of keys")
     if tangents.bias is not None:
-        refuse("with respect to bias on a GPU, or with lists of keys")
+        refuse("with respect to bias and with lists of keys")
     ones = _ONES if options.softcap else 0
     if max(2 * head_dim, head_dim + head_dim_v + ones) > _MOST:
         refuse(f"for a head_dim of {head_dim} and a head_dim_v of {head_dim_v}: 2 head_dim, and both, are at most {_MOST}")
