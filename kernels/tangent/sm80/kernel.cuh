@@ -12,7 +12,7 @@
 //   for each KV block:
 //     wait for it; start the next one
 //     S = Q K^T, S. = Q. K^T + Q K.^T              a fragment of K serves two products    multiply_keys
-//     P = softmax step, W = P (S. - center)        tile/softmax.cuh                       weigh
+//     P = softmax step, W = P (S. - center)        tile/softmax.cuh                 exponentiate
 //     O = O * rescale + P V                        a fragment of V serves two products    add_values
 //     A = A * rescale + W V + P V.
 //   out = O / sum,  lse. = center + sum of W / sum,  O. = A / sum - (lse. - center) out   finish
@@ -224,7 +224,7 @@ struct TangentSm80 {
   }
 
   /// S becomes P, S. becomes W, and sums, O and A are moved to the new maximum and the new center.
-  __device__ __forceinline__ void weigh(Scores& S, Scores& S_tangent) {
+  __device__ __forceinline__ void exponentiate(Scores& S, Scores& S_tangent) {
     const float scale = score.unit_scale();
     float rescale[2];
     rows.template update<0, features.bias || features.score_program>(S[0], scale * tile::log2_e, rescale);
@@ -341,7 +341,7 @@ struct TangentSm80 {
         ptx::path<"tangent/sm80 inner tile with options">();
         score_tile<false>(S, S_tangent, kv_begin);
       }
-      weigh(S, S_tangent);
+      exponentiate(S, S_tangent);
       if constexpr (features.dropout) drop_tile(S, S_tangent, kv_begin);
       add_values(S, S_tangent, stage);
       tile_idx = next_idx;
