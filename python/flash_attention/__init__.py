@@ -3,8 +3,8 @@
     from flash_attention import attention
     out = attention(q, k, v, causal=True)  # [batch, seq, heads, head_dim]
 
-Tensors are those of torch, NumPy, CuPy or JAX. help(attention) has all arguments: windows, masks, biases, ALiBi, soft cap,
-sinks, dropout, programs of scores. Besides it:
+Tensors may be of torch, NumPy, CuPy or JAX. help(attention) has all arguments: windows, masks, biases, ALiBi, soft cap,
+sinks, dropout, programs of scores. The other functions:
 
     attention_packed             sequences of different lengths, end to end
     attention_over_cache         decoding from a cache, in pages or not; merge_states, shared_prefix_attention, shared_pages
@@ -77,7 +77,7 @@ _SUBMODULES = (
     "xformers",
 )
 
-# What people look for here, and where it is.
+# Names of other libraries that people look for here, and their places.
 _PLACES = {
     "flash_attention": "attention",
     "flash_attn_func": "flash_attn.flash_attn_func",
@@ -154,7 +154,7 @@ def __getattr__(name: str):
 
 
 def _imported(name):
-    """A module of this package. `from flash_attention import x` would hide an AttributeError and its cause."""
+    """Imports a module of this package. `from flash_attention import x` would hide an AttributeError and its cause."""
     try:
         return _import_module(f"{__name__}.{name}")
     except AttributeError as error:

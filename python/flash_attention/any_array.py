@@ -1,7 +1,7 @@
-"""Arrays of libraries that this package does not know: whatever has __dlpack__ or __cuda_array_interface__. Forward only.
+"""Arrays of libraries that this package does not know, if they have __dlpack__ or __cuda_array_interface__. Forward only.
 
-They are looked at through a library that can also allocate results: NumPy on a CPU, torch or CuPy on a GPU. Nothing is
-copied on the way there, and results go back to the library of q where it says how.
+They are read through a library that can also allocate results: NumPy on a CPU, torch or CuPy on a GPU. Nothing is copied
+for that. Results are converted back to the library of q if that library offers a conversion.
 """
 
 import sys
@@ -56,7 +56,7 @@ def _on_cpu(q):
 
 
 def _on_gpu(q):
-    """By torch or CuPy: the one that is loaded, else the one that is installed."""
+    """By torch or CuPy: the one that is loaded, otherwise the one that is installed."""
     bridges = {"torch": _by_torch, "cupy": _by_cupy}
     for name in sorted(bridges, key=lambda name: name not in sys.modules):
         try:
@@ -93,7 +93,7 @@ def _need(name, q):
 
 
 def _way_back(q):
-    """The function that takes an array from the bridge's library to q's; without one the result stays as it is."""
+    """The function that converts an array of the bridge's library to q's; without one the result is not converted."""
     module = type(q).__module__.partition(".")[0]
     if hasattr(q, "__array_namespace__"):
         return q.__array_namespace__().from_dlpack

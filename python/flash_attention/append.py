@@ -45,38 +45,39 @@ def append_kv(
     sections_interleaved: bool = False,
     **wrong: NoReturn,
 ) -> Tensor | None:
-    """Writes k and v behind what the caches hold, and nothing else; k and q are normalised and rotated first, if asked.
+    """Appends k and v to the caches, and writes nothing else there. First normalises and rotates k and q, if requested.
 
     Args:
         k_cache, v_cache: [batch, capacity, heads_kv, head_dim], or with page_table pages
             [num_pages, page_size, heads_kv, head_dim], in any strides (a cache with heads first is a transposed view).
-            Of float32, float16, bfloat16, or 8-bit: float8_e4m3fn, float8_e5m2, int8, or uint8 with a cache_dtype.
+            The dtype is float32, float16, bfloat16, or 8-bit: float8_e4m3fn, float8_e5m2, int8, or uint8 with a
+            cache_dtype.
         k, v: [batch, seq_new, heads_kv, head_dim]; with cu_seqlens_new or sequences [total_new, heads_kv, head_dim].
-        lengths: int32 [batch]; how many rows each sequence has, before these. None: none.
+        lengths: int32 [batch]; how many rows each sequence has already. None: none.
         page_table: int32 [batch, pages]. A row of a cache for each sequence is a table of one page.
         q: [batch, seq_q, heads_q, head_dim]; with cu_seqlens_q or sequences [total_q, heads_q, head_dim].
-        cos, sin: [positions, rotary_dim / 2], as rotary_tables() makes them; the first rotary_dim columns are rotated.
+        cos, sin: [positions, rotary_dim / 2], from rotary_tables(); the first rotary_dim columns are rotated.
         interleaved: pairs are (0, 1), (2, 3), ... instead of (0, rotary_dim / 2), (1, rotary_dim / 2 + 1), ...
-        rotary_offsets: int32 [batch]; the angle of the first new row and query of each sequence, if not lengths.
-        one_query_angle: all queries of a sequence are rotated by the angle of its first.
-        cu_seqlens_new, cu_seqlens_q: int32 [batch + 1]; where the rows of each sequence begin.
+        rotary_offsets: int32 [batch]; the position of the first new row and query of each sequence; lengths if None.
+        one_query_angle: all queries of a sequence are rotated by the angle of its first query.
+        cu_seqlens_new, cu_seqlens_q: int32 [batch + 1]; the first row of each sequence.
         sequences, positions: int32 [total_new]; the sequence of each new row (and query), and its place there.
-        k_scale, v_scale: the scales of an 8-bit cache, whose elements are worth code * scale: a number, float32 [1],
+        k_scale, v_scale: the scales of an 8-bit cache, whose elements have the value code * scale: a number, float32 [1],
             [batch, heads_kv], or one for each row, [batch, capacity, heads_kv] or [num_pages, page_size, heads_kv]. Scales
             of rows are computed and written.
-        cache_dtype: what the bytes of a uint8 cache are: "e4m3", "e5m2" or "int8".
+        cache_dtype: the type of the bytes of a uint8 cache: "e4m3", "e5m2" or "int8".
         q_norm, k_norm: [head_dim], the weights of an RMS norm of each row of a head, before it is rotated; True: a norm
             without weights.
-        norm_eps: is added to the mean of the squares.
-        norm_plus_one: the factor of a column is 1 + weight, as Gemma's.
-        angle_positions: int32, the position whose angle each new row and query has: [batch, seq_new], or [total_new] of
+        norm_eps: added to the mean of the squares.
+        norm_plus_one: the factor of a column is 1 + weight, as in Gemma.
+        angle_positions: int32, the position whose angle each new row and query has: [batch, seq_new], or [total_new] for
             packed rows. With sections [len(sections), batch, seq_new].
-        sections: pairs that are rotated by each row of angle_positions, as multimodal models have them (M-RoPE).
-        sections_interleaved: pair p is of section p mod len(sections), while that one has pairs left.
-        q_out: where the rotated queries go; q itself rotates them in place. A new tensor if None.
+        sections: how many pairs each row of angle_positions rotates, as in multimodal models (M-RoPE).
+        sections_interleaved: pair p belongs to section p mod len(sections), as long as that one has pairs left.
+        q_out: the tensor for the rotated queries; pass q itself to rotate in place. A new tensor if None.
 
-    Returns the rotated queries, or None without q. If they are on the host, lengths, tables and positions without room
-    are refused; on a GPU such rows are not written.
+    Returns the rotated queries, or None without q. Rows for which the cache has no room are refused if lengths, tables and
+    positions are on the host; on a GPU such rows are not written.
     """
     if wrong:
         refuse_keywords(append_kv, wrong)

@@ -48,7 +48,7 @@ def run(tensors, options, seed, offset, return_lse):
 
 
 def _scores(library, scores, width):
-    """A bias or mask as the library takes it: the last axis whole and of stride 1."""
+    """A bias or mask in the form that the library takes: the last axis has its full size and stride 1."""
     if scores is None or scores.ndim == 0:
         return scores
     if scores.shape[-1] == 1 != width:

@@ -1,4 +1,4 @@
-"""What is here, which kernel a call gets and why, and how to have it ready."""
+"""Devices and kernels, the kernel of a call and why, compilation before a call, and checks of the installation."""
 
 from __future__ import annotations
 
@@ -43,17 +43,17 @@ def kernels() -> list[dict[str, Any]]:
 
 
 def explain(q: Any, k: Any, v: Any, *, backward: bool = False, **options: Any) -> str:
-    """Which kernel attention(q, k, v, **options) uses, and why each faster one was not chosen.
+    """The kernel of attention(q, k, v, **options), and why each faster one was not chosen.
 
         print(explain(q, k, v, causal=True))
 
-    With cu_seqlens_q among the options it speaks of attention_packed().
+    With cu_seqlens_q among the options it explains attention_packed().
     """
     return _core.explain(*_bind(q, k, v, options), backward)
 
 
 def compile(q: Any, k: Any, v: Any, *, backward: bool = False, **options: Any) -> None:
-    """Compiles and loads what attention(q, k, v, **options) needs, so that the call itself never waits for a compiler.
+    """Compiles and loads the kernels of attention(q, k, v, **options), so that the call never waits for a compiler.
 
     For example:
 
@@ -65,7 +65,7 @@ def compile(q: Any, k: Any, v: Any, *, backward: bool = False, **options: Any) -
 
 
 def doctor() -> list[dict[str, Any]]:
-    """What was found here and what is missing: a list of {subject, ok, detail, advice}. Never raises.
+    """Checks this machine: a list of {subject, ok, detail, advice} with what was found and what is missing. Never raises.
 
     For example:
 

@@ -1,7 +1,7 @@
 """Hugging Face diffusers: model.set_attn_processor(AttnProcessor()).
 
-Other processors of diffusers (Flux, SD3, ...) call torch's scaled_dot_product_attention: flash_attention.register() puts
-this library in its place, where it could use its flash kernels.
+Other processors of diffusers (Flux, SD3, ...) call torch's scaled_dot_product_attention. After flash_attention.register()
+that function uses this library whenever it could use its flash kernels.
 """
 
 from typing import Any

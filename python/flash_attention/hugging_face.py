@@ -9,9 +9,9 @@ from flash_attention.arguments.head_dim import padded
 from flash_attention.arguments.keywords import refuse_keywords
 from flash_attention.hugging_face_masks import LazyMask, make_mask
 
-# transformers takes "flash" in a name for FlashAttention-2 and its kin: it sends some models to its own kernel, and
-# refuses chunked attention. The second name is free of that. Its continuous batching wants "flash", and hands over tables
-# of pages where a 2 or 3 follows.
+# transformers treats a name with "flash" as FlashAttention-2 and similar: it sends some models to its own kernel, and
+# refuses chunked attention. "exact_attention" avoids that. But its continuous batching requires "flash" in the name, and
+# passes page tables if a 2 or 3 follows.
 NAMES = ("flash_attention", "exact_attention", "exact_flash_3")
 
 
@@ -21,11 +21,11 @@ def register_transformers(*, flex: bool = False, invariant: bool | None = None, 
         flash_attention.register_transformers()
         model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="exact_attention")
 
-    With flex=True this library also takes the place of torch's FlexAttention: attn_implementation="flex_attention", with
-    the BlockMask that transformers makes for it.
+    With flex=True this library also replaces torch's FlexAttention: attn_implementation="flex_attention", with the
+    BlockMask that transformers makes for it.
 
     With invariant=True a token has the same bits, and a sequence the same gradients, whatever else is in the batch
-    (docs/numerics.md, "Invariant bits"). None: as FLASH_ATTENTION_INVARIANT says. It holds until the next registration.
+    (docs/numerics.md, "Invariant bits"). None follows FLASH_ATTENTION_INVARIANT. It holds until the next registration.
     """
     if wrong:
         refuse_keywords(register_transformers, wrong)
@@ -44,7 +44,7 @@ def register_transformers(*, flex: bool = False, invariant: bool | None = None, 
 
 
 def _name_the_source():
-    """Answers transformers, which asks where the functions of any implementation with "flash" in its name come from."""
+    """Tells transformers the source of the functions, which it wants of any implementation with "flash" in its name."""
     from transformers import modeling_flash_attention_utils as utils
 
     from flash_attention.compat.flash_attn import (
@@ -69,7 +69,7 @@ def _name_the_source():
 
 
 def _refuse_models_without_the_interface():
-    """Such models take any name, never call what it stands for, and misread its mask."""
+    """Such models accept any name, never call its function, and misread its mask."""
     from transformers import PreTrainedModel
 
     original = PreTrainedModel.get_correct_attn_implementation
@@ -128,8 +128,8 @@ def attention_forward(
 ):
     """transformers' attention function: [batch, heads, seq, head_dim] each -> (out [batch, seq, heads, head_dim], None).
 
-    A mask has everything that hides keys, windows too. Without a mask, prefill is causal if the module is.
-    cu_seq_lens_q and similar arguments say that sequences are packed along seq. cache: the pages of continuous batching.
+    A mask includes everything that hides keys, also windows. Without a mask, prefill is causal if the module is.
+    cu_seq_lens_q and similar arguments mean that sequences are packed along seq. cache: the pages of continuous batching.
     """
     causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
     options = {"dropout_p": dropout, "scale": scaling, "softcap": softcap or 0.0, "sink": s_aux}

@@ -1,8 +1,8 @@
-"""Masks of transformers as what they are made of: a window, chunks, lengths, the padding of the keys. None is [seq, seq].
+"""Masks of transformers by their parts: a window, chunks, lengths, the padding of the keys. No part is [seq, seq].
 
-transformers describes a mask by functions of indices, and an implementation makes what it wants of them. Those that are
-known here (causal, windows, chunks, padding) become a LazyMask; any other becomes the dense mask of "sdpa", and a warning
-names it.
+transformers describes a mask by functions of indices, and an implementation makes its own mask of them. Functions that are
+known here (causal, windows, chunks, padding) become a LazyMask. Any other function becomes the dense mask of "sdpa", and a
+warning names it.
 """
 
 import warnings
@@ -16,7 +16,7 @@ _told = set()
 class LazyMask(torch.Tensor):
     """A bool tensor [batch, 1, seq_q, seq_kv] without elements: `options` for attention(), and dense(), the elements.
 
-    Whatever a model does to it in addition to handing it on, it does to the dense mask.
+    If a model does anything to it except to pass it on, that is done to the dense mask.
     """
 
     @staticmethod
@@ -38,10 +38,10 @@ class LazyMask(torch.Tensor):
 
 
 def make_mask(*positional, **arguments):
-    """The mask function that transformers calls: a LazyMask, a dense mask, or None where causality alone hides keys."""
+    """The mask function that transformers calls: a LazyMask, a dense mask, or None if only causality hides keys."""
     from transformers.masking_utils import sdpa_mask
 
-    # While compiling nothing else is asked: dynamo of torch 2.9 cannot compare sets.
+    # While compiling nothing else is tested: dynamo of torch 2.9 cannot compare sets.
     if torch.compiler.is_compiling() or torch.jit.is_tracing() or positional or not arguments.keys() >= _NEEDED:
         return sdpa_mask(*positional, **arguments)
     bounds = _bounds(arguments["mask_function"])
@@ -84,7 +84,7 @@ def make_mask(*positional, **arguments):
 
 
 def _bounds(function):
-    """(left, right, chunk) of attention(), what a function of transformers shows; or the name of another one."""
+    """(left, right, chunk) of attention() for a function of transformers; or the name of a function that has none."""
     name = getattr(function, "__qualname__", type(function).__name__)
     short = name.partition(".")[0]
     if getattr(function, "__module__", None) != "transformers.masking_utils":

@@ -1,4 +1,4 @@
-"""Whose files these are: a package index has another project with the import name flash_attention."""
+"""Finds the owner of the package's files: a package index has another project with the import name flash_attention."""
 
 import os
 import warnings
@@ -8,7 +8,7 @@ IMPORT_NAME = "flash_attention"
 
 
 def advice(others: list[str]) -> str:
-    """What to type if these distributions own files of the package, too."""
+    """The commands to type if these distributions also own files of the package."""
     return f"pip uninstall {' '.join(others)} {DISTRIBUTION}, then install {DISTRIBUTION} again"
 
 
@@ -25,9 +25,9 @@ def other_owners() -> list[str]:
 
 
 def warn_of_namesake(folder: str) -> None:
-    """Warns if the folder that holds the package holds a distribution with the package's name: that is another project.
+    """Warns if the package's folder contains a distribution with the package's name: that is another project.
 
-    For the import, so it only reads the names in the folder; doctor() looks at every distribution.
+    It runs at import, so it only reads the names in the folder; doctor() checks every distribution.
     """
     try:
         names = os.listdir(folder)

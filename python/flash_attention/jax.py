@@ -25,12 +25,12 @@ _BIAS, _SINK = (Tensors._fields.index(name) for name in ("bias", "sink"))
 
 
 def attention(q, k, v, **options):
-    """flash_attention.attention() for anything that jax.numpy.asarray takes. Dropout needs a static seed."""
+    """flash_attention.attention() for anything that jax.numpy.asarray accepts. Dropout needs a static seed."""
     return functional.attention(jnp.asarray(q), jnp.asarray(k), jnp.asarray(v), **options)
 
 
 def attention_packed(q, k, v, cu_seqlens_q, cu_seqlens_kv=None, **options):
-    """flash_attention.attention_packed() for anything that jax.numpy.asarray takes."""
+    """flash_attention.attention_packed() for anything that jax.numpy.asarray accepts."""
     return functional.attention_packed(
         jnp.asarray(q), jnp.asarray(k), jnp.asarray(v), cu_seqlens_q, cu_seqlens_kv, **options
     )
@@ -52,16 +52,16 @@ def dot_product_attention(
     return_residual=False,
     **wrong,
 ):
-    """jax.nn.dot_product_attention: same arguments, same result. `implementation` is taken and changes nothing.
+    """jax.nn.dot_product_attention: same arguments, same result. `implementation` is accepted and has no effect.
 
     Args:
         query: [batch, seq_q, heads, head_dim], or without batch.
         key, value: [batch, seq_kv, heads_kv, head_dim], or without batch.
         bias, mask: broadcastable to [batch, heads, seq_q, seq_kv]; True = visible.
         is_causal, local_window_size: around the diagonal j = i (top-left); the window is an int or (left, right).
-        query_seq_lengths, key_value_seq_lengths: int [batch]; rows from there on are 0, keys are hidden.
-        return_residual: also the logarithm of the sum of exponentials, [batch, seq_q, heads], in the dtype of query and
-            without a gradient, as jax.nn has it. attention(return_lse=True) gives it in float32, differentiable.
+        query_seq_lengths, key_value_seq_lengths: int [batch]; later rows are 0, later keys are hidden.
+        return_residual: also return the logarithm of the sum of exponentials, [batch, seq_q, heads], in the dtype of query
+            and without a gradient, as jax.nn does. attention(return_lse=True) returns it in float32, differentiable.
 
     A row that sees no key is 0 here; jax.nn gives the mean of all values.
     """
@@ -135,7 +135,7 @@ def run(tensors, options, seed, offset, return_lse):
 
 
 def _check_dtypes(tensors):
-    """Before anything is traced: XLA would call it an internal error when the program runs."""
+    """Called before anything is traced: XLA would report an internal error when the program runs."""
     q = tensors.q
     if str(q.dtype) not in ("float32", "float16", "bfloat16"):
         raise TypeError(f"q: got {q.dtype}{list(q.shape)}; allowed dtypes are float32, float16 and bfloat16")
@@ -158,7 +158,7 @@ def _constant(slopes):
 
 @_constant.defjvp
 def _refuse_gradient(primals, tangents):
-    """Only where slopes are differentiated: their gradient is not computed, and 0 would be wrong."""
+    """Called only if slopes are differentiated: their gradient is not computed, and 0 would be wrong."""
     raise NotImplementedError(
         "alibi_slopes: a gradient is wanted, which is not computed; jax.lax.stop_gradient() says that none is"
     )
@@ -189,13 +189,13 @@ def _axes(arrays):
 
 
 def _axes_of_kind(kind):
-    """JAX has called them vma, and calls them the varying ones of a manual_axis_type."""
+    """Older versions of JAX call them vma, newer ones the varying axes of a manual_axis_type."""
     axes = getattr(kind, "manual_axis_type", None)
     return getattr(kind, "vma", frozenset()) if axes is None else axes.varying
 
 
 def _varying(arrays, axes):
-    """The arrays as ones that differ along `axes`. JAX sums the gradients of those that did not."""
+    """The arrays marked as different along `axes`. JAX sums the gradients of arrays that were not."""
 
     def vary(array):
         missing = () if array is None else tuple(axes - _axes([array]))

@@ -1,4 +1,4 @@
-"""Attention over parts of the keys, put together: partial results are weighted by their lse."""
+"""Merges attention over parts of the keys: partial results are weighted by their lse."""
 
 from collections.abc import Sequence
 from typing import NoReturn
@@ -12,19 +12,19 @@ from flash_attention.arguments.keywords import refuse_keywords
 def merge_states(
     out: Tensor | Sequence[Tensor], lse: Tensor | Sequence[Tensor], *, dtype: torch.dtype | None = None, **wrong: NoReturn
 ) -> tuple[Tensor, Tensor]:
-    """(out, lse) over all keys, from those over each part of them. Differentiable in both.
+    """(out, lse) over all keys, from out and lse over each part of the keys. Differentiable in both.
 
         halves = [attention(q, k[:, at], v[:, at], return_lse=True) for at in (slice(0, 8), slice(8, 16))]
         out, lse = merge_states(*zip(*halves))
 
     Args:
-        out: one tensor a part, [batch, seq, heads, dim] each ([total, heads, dim] if packed); or all in one tensor with
-            the parts as its first axis.
-        lse: one tensor a part, [batch, heads, seq] each (packed: [heads, total]), natural logarithm; or all in one.
+        out: one tensor for each part, [batch, seq, heads, dim] ([total, heads, dim] if packed); or one tensor with the
+            parts as its first axis.
+        lse: one tensor for each part, [batch, heads, seq] (packed: [heads, total]), natural logarithm; or one for all.
         dtype: of the returned out; that of the parts if None.
 
-    The sum is taken in float32 (float64 for float64 parts), part after part: their order decides the last bits. A part
-    with lse -inf counts nothing, whatever its out holds; a row without any other is 0 and its lse -inf.
+    The sum is taken in float32 (float64 for float64 parts), part after part, so their order decides the last bits. A part
+    with lse -inf does not count, whatever its out holds. A row without any other part is 0, its lse -inf.
     """
     if wrong:
         refuse_keywords(merge_states, wrong)

@@ -19,8 +19,8 @@ class FlashAttention(torch.nn.Module):
         flash_attn = FlashAttention()
         out = flash_attn(q, k, v, causal=True)
 
-    Options given here (those of attention()) hold for every call; options given to a call add to them. dropout_p acts in
-    training mode alone. StandardAttention() takes the same calls and gives the same results by the textbook algorithm.
+    Options given here (those of attention()) hold for every call; options given to a call add to them. dropout_p acts only
+    in training mode. StandardAttention() accepts the same calls and computes the same results by the textbook algorithm.
     """
 
     kernel = None
@@ -58,7 +58,7 @@ class StandardAttention(FlashAttention):
     kernel = "standard"
 
 
-# What MultiheadAttention calls the arguments of attention().
+# MultiheadAttention's names for the arguments of attention().
 _NAMES = {"q": "query", "k": "key", "v": "value", "mask": "attn_mask", "bias": "attn_mask", "dropout_p": "dropout"}
 
 
@@ -69,8 +69,8 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
         x = torch.randn(2, 10, 32)
         out, _ = layer(x, x, x, need_weights=False)
 
-    Attention weights do not exist here: a call with need_weights=True (torch's default), bias_k, bias_v, add_zero_attn or
-    a dtype other than float32, float16 and bfloat16 is handed to torch's own forward, which computes them the slow way.
+    Attention weights do not exist here. A call with need_weights=True (torch's default), bias_k, bias_v, add_zero_attn or
+    a dtype other than float32, float16 and bfloat16 goes to torch's own forward, which computes them, slowly.
     """
 
     def forward(

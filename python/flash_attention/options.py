@@ -1,4 +1,4 @@
-"""A call by name: its tensors, and what it is besides them.
+"""A call as named tuples: its tensors and its options.
 
 The binding has both lists (src/api/option_table.h and python/binding/call/call.h); a new option is a line there. Their
 order is that of the binding and of the torch ops: `*tensors[:NUM_TENSORS], *options` are the first arguments of an op.

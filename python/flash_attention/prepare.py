@@ -1,4 +1,4 @@
-"""Queries and keys made ready for attention: RMS norm and rotary embedding, one kernel on a GPU, with gradients."""
+"""RMS norm and rotary embedding of queries and keys before attention, in one kernel on a GPU, with gradients."""
 
 from collections.abc import Sequence
 from typing import Literal, NoReturn
@@ -31,7 +31,7 @@ def prepare_qk(
     layout: Literal["bshd", "bhsd"] = "bshd",
     **wrong: NoReturn,
 ) -> tuple[Tensor, Tensor]:
-    """(q, k), normalised and rotated, for attention(). What is not given is not done.
+    """(q, k), normalised and rotated, for attention(). Without weights there is no norm, without cos and sin no rotation.
 
         cos, sin = rotary_tables(4096, q.shape[-1], 500000.0)
         q_weight, k_weight = torch.ones(q.shape[-1]), torch.ones(k.shape[-1])
@@ -41,18 +41,18 @@ def prepare_qk(
     Args:
         q, k: [batch, seq, heads, head_dim] (or as layout says), or with cu_seqlens [total, heads, head_dim]; any strides.
         q_norm, k_norm: [head_dim], the weights of an RMS norm of each row of a head; True: a norm without weights.
-        norm_eps: is added to the mean of the squares.
-        norm_plus_one: the factor of a column is 1 + weight, as Gemma's.
-        cos, sin: [positions, rotary_dim / 2], as rotary_tables() makes them; the first rotary_dim columns are rotated.
+        norm_eps: added to the mean of the squares.
+        norm_plus_one: the factor of a column is 1 + weight, as in Gemma.
+        cos, sin: [positions, rotary_dim / 2], from rotary_tables(); the first rotary_dim columns are rotated.
         interleaved: pairs are (0, 1), (2, 3), ... instead of (0, rotary_dim / 2), (1, rotary_dim / 2 + 1), ...
         rotary_offsets: int32 [batch]; the position of each sequence's first row. None: 0.
         angle_positions: int32 [batch, seq] or [total]; the position of every row of q and k. With sections
             [len(sections), batch, seq].
-        sections: pairs that are rotated by each row of angle_positions, as multimodal models have them (M-RoPE).
-        sections_interleaved: pair p is of section p mod len(sections), while that one has pairs left.
-        cu_seqlens: int32 [batch + 1]; where each sequence begins. Rows that belong to none become 0.
+        sections: how many pairs each row of angle_positions rotates, as in multimodal models (M-RoPE).
+        sections_interleaved: pair p belongs to section p mod len(sections), as long as that one has pairs left.
+        cu_seqlens: int32 [batch + 1]; the beginning of each sequence. Rows of no sequence become 0.
 
-    Gradients go to q, k and the weights, summed in one order: the same bits for the same call.
+    q, k and the weights have gradients. Their sums have a fixed order: the same call gives the same bits.
     """
     if wrong:
         refuse_keywords(prepare_qk, wrong)
@@ -92,7 +92,7 @@ def _prepare_backward(dq_out, dk_out, q, k, *others):
     if not torch_ops.HAS_EXCHANGE:
         gradients = torch_ops.detached(gradients)[0]
     _core.prepare_backward(tensors, scalars, gradients, lambda size: torch_ops.workspace(q, size), stream)
-    # A weight of another type has its sum rounded; none has an empty one.
+    # The sum of a weight of another type is rounded; without a weight it is empty.
     pairs = zip((q_weight, k_weight), sums, strict=True)
     return dq, dk, *(q.new_empty(0) if weight is None else total.to(weight.dtype) for weight, total in pairs)
 

@@ -1,4 +1,4 @@
-"""Tensors of 8 bits from tensors of 16 or 32: codes and the descales that go with them, and a rotation against outliers."""
+"""Converts tensors of 16 or 32 bits to 8 bits: codes and their descales, and a rotation against outliers."""
 
 import math
 from typing import Literal, NoReturn
@@ -25,7 +25,7 @@ def quantize(
     seed: int = 0,
     **wrong: NoReturn,
 ) -> tuple[Tensor, Tensor]:
-    """(codes, descale): x is about codes * descale, whose largest code is that of the type.
+    """(codes, descale): x is about codes * descale; its largest element gets the largest code of the type.
 
         (q8, q_scale), (k8, k_scale), (v8, v_scale) = (quantize(x) for x in (q, k, v))
         out = attention(q8, k8, v8, q_descale=q_scale, k_descale=k_scale, v_descale=v_scale)
@@ -33,11 +33,11 @@ def quantize(
     Args:
         x: q, k or v, [batch, seq, heads, head_dim] (or as layout says), or with cu_seqlens [total, heads, head_dim].
         dtype: torch.float8_e4m3fn or torch.float8_e5m2, or "e4m3", "e5m2".
-        scales: "head" gives a descale for each sequence and key head, float32 [batch, heads_kv], as attention() and
-            FlashAttention-3 take them; "tensor" gives one, float32 [1].
-        heads_kv: of q, whose heads share a descale in groups; None = the heads of x.
-        cu_seqlens: int32 [batch + 1], where the sequences of packed rows begin.
-        hadamard: rotate() the rows first. The same for q and k, whose products do not change by it; not for v.
+        scales: "head" gives a descale for each sequence and key head, float32 [batch, heads_kv], in the form of attention()
+            and FlashAttention-3; "tensor" gives one, float32 [1].
+        heads_kv: for q, whose heads share a descale in groups; None = the heads of x.
+        cu_seqlens: int32 [batch + 1], the beginnings of packed sequences.
+        hadamard: rotate() the rows first. Use it for both q and k, whose products then do not change; not for v.
         seed: of the rotation; the same for q and k.
 
     Nothing waits for a GPU. A tensor of zeros has descales of 1; a NaN makes its descale NaN.
@@ -83,8 +83,8 @@ def rotate(x: Tensor, seed: int = 0, **wrong: NoReturn) -> Tensor:
 
         scores = rotate(q) @ rotate(k).mT  # those of q and k
 
-    It spreads what sticks out in a few columns over all of them, and leaves q . k as it is where both are rotated. A
-    head_dim that is no power of two is rotated in blocks of the largest power of two that divides it.
+    It spreads outliers of a few columns over all columns. If both q and k are rotated, q . k does not change. A head_dim
+    that is no power of two is rotated in blocks of the largest power of two that divides it.
     """
     if wrong:
         refuse_keywords(rotate, wrong)
@@ -103,7 +103,7 @@ def rotate(x: Tensor, seed: int = 0, **wrong: NoReturn) -> Tensor:
 
 
 def _packed_maxima(x, cu_seqlens):
-    """[batch, heads], and the sequence of each row; rows that belong to none go with the last."""
+    """[batch, heads], and the sequence of each row; rows of no sequence count to the last one."""
     batch = cu_seqlens.shape[0] - 1
     rows = torch.arange(x.shape[0], device=x.device)
     of_row = (torch.searchsorted(cu_seqlens.to(torch.int64), rows, right=True) - 1).clamp(0, max(batch - 1, 0))

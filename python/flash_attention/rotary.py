@@ -1,4 +1,4 @@
-"""Angles of the rotary embedding, as append_kv() and prepare_qk() take them: plain or scaled frequencies, in float64."""
+"""Angles of the rotary embedding for append_kv() and prepare_qk(): plain or scaled frequencies, in float64."""
 
 import math
 from collections.abc import Mapping
@@ -24,11 +24,11 @@ def rotary_frequencies(
         frequencies, magnitude = rotary_frequencies(128, 500000.0, scaling={"rope_type": "linear", "factor": 4.0})
 
     Args:
-        scaling: what `rope_scaling` (or `rope_parameters`) of a Hugging Face configuration says. "rope_type" is "default",
+        scaling: `rope_scaling` (or `rope_parameters`) of a Hugging Face configuration. "rope_type" is "default",
             "linear" (factor), "yarn" (factor, original_max_position_embeddings, beta_fast, beta_slow, attention_factor,
             mscale, mscale_all_dim, truncate) or "llama3" (factor, low_freq_factor, high_freq_factor,
             original_max_position_embeddings).
-        max_positions: of the model, `max_position_embeddings`; where "yarn" says no original length.
+        max_positions: `max_position_embeddings` of the model, for "yarn" without an original length.
     """
     if wrong:
         refuse_keywords(rotary_frequencies, wrong)
@@ -58,7 +58,7 @@ def rotary_tables(
         cos, sin = rotary_tables(4096, 64)
         q, k = prepare_qk(q, k, cos=cos, sin=sin)
 
-    positions: how many, from 0 on, or a tensor of them. The others: see rotary_frequencies().
+    positions: their number, from 0 on, or a tensor of positions. Other arguments: see rotary_frequencies().
     """
     if wrong:
         refuse_keywords(rotary_tables, wrong)
@@ -106,7 +106,7 @@ def _yarn(frequencies, base, scaling, max_positions):
     pairs = frequencies.numel()
 
     def pair_of(turns):
-        """The pair, as a real number, that turns so often over the original length."""
+        """The pair, as a real number, that turns this often over the original length."""
         return pairs * math.log(original / (turns * 2 * math.pi)) / math.log(base)
 
     first, last = pair_of(_number(scaling, "beta_fast", 32)), pair_of(_number(scaling, "beta_slow", 1))

@@ -33,7 +33,7 @@ def scaled_dot_product_attention(
         is_causal: query i sees keys j <= i (top-left). Not together with attn_mask.
         enable_gqa: heads may be a multiple of heads_kv.
 
-    Inputs that the kernels do not take (float64, head_dim above 576) go to torch's own function.
+    Inputs that the kernels do not support (float64, head_dim above 576) go to torch's own function.
     """
     if wrong:
         refuse_keywords(scaled_dot_product_attention, wrong)
@@ -89,7 +89,7 @@ _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def _is_regular(query, key, value, dropout_p):
-    """Whether the call is one of attention() as it stands: four axes, the same batch and heads."""
+    """Whether attention() takes the call without changes: four axes, the same batch and heads."""
     if not type(query) is type(key) is type(value) is torch.Tensor or query.is_nested or dropout_p == 1:
         return False
     shape, of_key = query.shape, key.shape
@@ -107,7 +107,7 @@ def _taken(query, key, value, dropout_p):
 
 
 def _heads(query, key, value, enable_gqa):
-    """How many heads query, and key and value, are to have."""
+    """The number of heads that query, and key and value, must get."""
     heads = [tensor.shape[-3] for tensor in (query, key, value)]
     if enable_gqa:
         return heads[0], heads[1] if heads[1] == heads[2] else heads[0]

@@ -1,4 +1,4 @@
-"""Sequences that begin alike: their common keys are read once for all of them, and the results are merged exactly."""
+"""Sequences with a common beginning: its keys are read once for all of them, and the results are merged exactly."""
 
 from collections import namedtuple
 from typing import Any, NamedTuple, NoReturn
@@ -36,26 +36,26 @@ def shared_prefix_attention(
 
         out = shared_prefix_attention(q[:, :1], k[:1], v[:1], k, v)  # one prompt, two answers so far
 
-    The queries of a group attend to its prefix as one sequence, so that it is read once for all of them; to their own
-    keys each by itself; and merge_states() puts both together. Differentiable without pages and prefix_groups.
+    The queries of a group attend to its prefix as one sequence, so it is read once for all of them. Each sequence
+    attends to its own keys separately, and merge_states() merges both. Differentiable without pages and prefix_groups.
 
-    With several levels (a system prompt, prompts that begin with it, answers to each) prefix_k and prefix_v are lists, from
-    the outermost level on, and so are the prefix_ arguments that are given; None in a list is what it is by itself.
+    With several levels (a system prompt, prompts that begin with it, answers to each) prefix_k and prefix_v are lists, the
+    outermost level first, and so are the other given prefix_ arguments; None in a list means the same as outside of one.
 
     Args:
-        q: [batch, seq_q, heads_q, head_dim]; without prefix_groups, sequences of a group stand side by side.
-        prefix_k, prefix_v: [groups, prefix, heads_kv, head_dim]; groups divides batch, and is 1 where all share one prefix.
+        q: [batch, seq_q, heads_q, head_dim]; without prefix_groups, the sequences of a group are adjacent.
+        prefix_k, prefix_v: [groups, prefix, heads_kv, head_dim]; groups divides batch, and is 1 if all share one prefix.
             With prefix_table pages, [num_pages, page_size, heads_kv, head_dim], which may be those of k and v.
-        k, v: each sequence's own keys and values behind the prefix, [batch, seq_kv, heads_kv, head_dim]; with page_table
+        k, v: each sequence's own keys and values after the prefix, [batch, seq_kv, heads_kv, head_dim]; with page_table
             pages, [num_pages, page_size, heads_kv, head_dim].
         prefix_lengths: int32 [groups]; keys of each prefix. All if None.
         seqused_kv: int32 [batch]; how many of its own keys a sequence has. All if None.
         page_table: int32 [batch, pages].
-        causal: over the own keys, the last query sees the last key; the prefix is seen whole.
+        causal: over the own keys, with the last query at the last key; all of the prefix is visible.
         softcap, sink, scale, return_lse: as in attention().
-        prefix_groups: int32 [batch]; the group of each sequence, in any order; -1 if it has no prefix. It is read on the
-            device, as lengths and tables are, so that a CUDA graph may be replayed with other groups. Groups that no
-            sequence names cost nothing.
+        prefix_groups: int32 [batch]; the group of each sequence, in any order; -1 if it has no prefix. Like lengths and
+            tables it is read on the device, so a CUDA graph may be replayed with other groups. Groups that no sequence
+            names cost nothing.
         prefix_table: int32 [groups, pages].
         bit_mask: masks.BitMask of the own keys, such as trees of drafts (masks.draft_tree()).
     """
@@ -76,7 +76,7 @@ def shared_prefix_attention(
 
 
 class SharedPages(NamedTuple):
-    """What shared_pages() finds; all on the device of the table."""
+    """The result of shared_pages(), on the device of the table."""
 
     prefix_lengths: Tensor
     prefix_table: Tensor
@@ -93,7 +93,7 @@ def shared_pages(
     page_size: int,
     **wrong: NoReturn,
 ) -> SharedPages:
-    """The pages with which the tables of a group's sequences begin: those that beams, or answers to one prompt, share.
+    """The common first pages of a group's sequences: those that beams, or answers to one prompt, share.
 
         table = torch.tensor([[5, 7, 1], [5, 7, 2]], dtype=torch.int32)  # two beams: pages 5 and 7 are the prompt's
         lengths, groups = torch.tensor([9, 10], dtype=torch.int32), torch.tensor([0, 0], dtype=torch.int32)
@@ -103,12 +103,13 @@ def shared_pages(
             q[:, :1], pages, pages, pages, pages, prefix_groups=groups, **shared._asdict()
         )
 
-    page_table: int32 [batch, pages]. seqused_kv: int32 [batch]; all keys of each sequence, shared ones too. prefix_groups:
-    int32 [batch], below num_groups; -1 for a sequence that shares nothing.
+    page_table: int32 [batch, pages]. seqused_kv: int32 [batch]; all keys of each sequence, including shared ones.
+    prefix_groups: int32 [batch], below num_groups; -1 for a sequence that shares nothing.
 
-    Of a group the leading pages are taken that all of its sequences have, and whose keys all of them have but for the last
-    one, so that each keeps a key of its own; of a group of one sequence none. Nothing is read on the host: a CUDA graph may
-    hold the call, and beams may fork, end and change their pages between replays.
+    The shared pages of a group are the leading pages that all of its sequences have. Each sequence keeps at least one
+    key of its own, so the page of its last key is never shared. A group of one sequence shares nothing. Nothing is read
+    on the
+    host: a CUDA graph may contain the call, and beams may fork, end and change their pages between replays.
     """
     if wrong:
         refuse_keywords(shared_pages, wrong)
@@ -139,7 +140,7 @@ _Level = namedtuple("_Level", "k v lengths groups table")
 
 
 def _levels(*given):
-    """One _Level for each level, of arguments that are lists of as many, or tensors for the only one."""
+    """One _Level for each level, from arguments that are lists with an entry a level, or tensors for a single level."""
     if not isinstance(given[0], (list, tuple)):
         return [_Level(*given)]
     names = "prefix_k", "prefix_v", "prefix_lengths", "prefix_groups", "prefix_table"
@@ -174,7 +175,7 @@ def _over_prefix(q, level, options):
 
 
 def _over_groups(q, level, options):
-    """The same for sequences in any order: those of a group are brought together, and a group is a packed sequence."""
+    """The same for sequences in any order: those of a group are sorted together, and a group is a packed sequence."""
     batch, seq_q = q.shape[:2]
     table, lengths = level.table, level.lengths
     ints = {"dtype": torch.int32, "device": q.device}
@@ -196,7 +197,7 @@ def _over_groups(q, level, options):
 
 
 def _known(groups, count):
-    """Groups with `count`, which is past all, in place of those that there are not."""
+    """Groups, with numbers that do not exist replaced by `count`, which is past all groups."""
     return torch.where((groups >= 0) & (groups < count), groups, count).to(torch.int32)
 
 

@@ -6,8 +6,8 @@
     scores = sparse.indexer_scores(index_q, index_k, index_weights, keys)
     loss = sparse.indexer_loss(scores, keys, q, k, lse=lse)
 
-Every function works through some queries at a time, so what it holds grows with the lists, never with queries times
-keys. They run wherever torch runs. docs/sparse.md shows a whole step; docs/numerics.md, "Selection", has the formulas.
+Every function processes some queries at a time, so its memory grows with the lists, never with queries times keys. They
+run wherever torch runs. docs/sparse.md shows a whole step; docs/numerics.md, "Selection", has the formulas.
 """
 
 import math
@@ -37,7 +37,7 @@ def select_keys(
     seqused_kv: Tensor | None = None,
     **wrong: NoReturn,
 ) -> Tensor:
-    """The keys with the largest indexer scores, for each query: what attention() takes as key_indices.
+    """The keys with the largest indexer scores, for each query, in the form of attention()'s key_indices.
 
     The score of key j for query i is  sum over h of weights[i, h] * max(q[i, h] . k[j], 0),  in float32.
 
@@ -48,12 +48,12 @@ def select_keys(
         k: the indexer's keys, one head, [batch, seq_kv, dim].
         weights: of the indexer's heads, [batch, seq_q, heads].
         topk: entries of each list.
-        causal: query i sees keys up to i + seq_kv - seq_q (the used keys where seqused_kv is given).
+        causal: query i sees keys up to i + seq_kv - seq_q (with seqused_kv instead of seq_kv if given).
         seqused_kv: int32 [batch]; keys in use. All if None.
 
     Returns:
-        int32 [batch, seq_q, 1, topk], the best key first. Of equal scores the lower index comes first, a NaN before all
-        others. Entries are -1 where a query sees fewer keys. Without gradients: indexer_scores() has them.
+        int32 [batch, seq_q, 1, topk], the best key first. Of equal scores the lower index is first; NaN is before all
+        others. Entries are -1 if a query sees fewer keys. It has no gradients; indexer_scores() has.
     """
     if wrong:
         refuse_keywords(select_keys, wrong)
@@ -83,10 +83,9 @@ def select_keys(
 
 
 def indexer_scores(q: Tensor, k: Tensor, weights: Tensor, key_indices: Tensor, **wrong: NoReturn) -> Tensor:
-    """The indexer's scores of the keys of each list, float32 [batch, seq_q, 1, entries]; -inf where an entry is no key.
+    """The indexer's scores of the keys of each list, float32 [batch, seq_q, 1, entries]; -inf for entries that are no key.
 
-    The score is that of select_keys(). Differentiable in q, k and weights; nothing but the lists is kept for the backward
-    pass.
+    The score is that of select_keys(). Differentiable in q, k and weights; only the lists are kept for the backward pass.
 
         keys = torch.randint(0, 64, (1, 64, 1, 16), dtype=torch.int32)
         scores = indexer_scores(torch.randn(1, 64, 4, 32), torch.randn(1, 64, 32), torch.rand(1, 64, 4), keys)
@@ -114,7 +113,7 @@ def indexer_loss(
     reduction: str = "mean",
     **wrong: NoReturn,
 ) -> Tensor:
-    """How far the indexer is from the attention that it selects for: KL(target || softmax(scores)) over each list.
+    """The distance of the indexer from the attention over its selection: KL(target || softmax(scores)) over each list.
 
     The target of a query is the attention's probability of each listed key, summed over its heads and divided by the
     sum over the list. It is a constant: only `scores` gets a gradient, softmax(scores) - target.
@@ -127,10 +126,10 @@ def indexer_loss(
         scores: of indexer_scores(), float32 [batch, seq_q, 1, entries].
         key_indices: the same lists, int32.
         q, k: the attention's queries and keys, [batch, seq_q, heads_q, head_dim] and [batch, seq_kv, heads_kv, head_dim].
-        lse: attention()'s, float32 [batch, heads_q, seq_q]. With it a sink takes its share of each head's weight; without
-            it each head's probabilities over the list sum to 1.
+        lse: from attention(), float32 [batch, heads_q, seq_q]. With it a sink takes its share of each head's weight;
+            without it each head's probabilities over the list sum to 1.
         scale: of the attention's scores; default 1 / sqrt(head_dim).
-        causal: keys behind the query are no keys, bottom-right as in attention().
+        causal: keys after the query do not count, bottom-right as in attention().
         reduction: "mean" over the queries that see a key, "sum", or "none" for float32 [batch, seq_q].
     """
     if wrong:
@@ -171,8 +170,8 @@ def block_scores(
 ) -> Tensor:
     """Scores of blocks of keys by their mean key, float32 [batch, blocks of queries, groups, blocks of keys].
 
-    scale * (mean of the queries of a block and the heads of a group) . (mean of the keys of a block). A block that causal
-    hides from every query of the other scores -inf. Differentiable.
+    scale * (mean of the queries of a block and the heads of a group) . (mean of the keys of a block). If causal hides a
+    block of keys from every query of a block, its score is -inf. Differentiable.
 
         scores = block_scores(torch.randn(1, 64, 8, 32), torch.randn(1, 64, 2, 32), (1, 16))
 
@@ -210,20 +209,20 @@ def select_blocks(
     last: int = 1,
     **wrong: NoReturn,
 ) -> Tensor:
-    """The blocks of keys with the largest block_scores(): what attention() takes as key_blocks.
+    """The blocks of keys with the largest block_scores(), in the form of attention()'s key_blocks.
 
         blocks = select_blocks(q, k, 2, (1, 4))
         out = attention(q, k, v, causal=True, key_blocks=blocks, key_block_size=(1, 4))
 
     Args:
         q, k, key_block_size, groups, causal: as in block_scores().
-        topk: entries of each list; first and last are among them.
-        first: so many blocks at the beginning are always listed.
-        last: so many blocks up to the last visible one (the query's own, if causal) are always listed.
+        topk: entries of each list, including first and last.
+        first: this many blocks at the beginning are always listed.
+        last: this many blocks up to the last visible one (the query's own, if causal) are always listed.
 
     Returns:
         int32 [batch, blocks of queries, groups, topk]: blocks that are always listed, by index, then the best. Of equal
-        scores the lower index comes first. Entries are -1 where fewer blocks are visible.
+        scores the lower index is first. Entries are -1 if fewer blocks are visible.
     """
     if wrong:
         refuse_keywords(select_blocks, wrong)
@@ -289,7 +288,7 @@ class _IndexerScores(torch.autograd.Function):
 
 
 def _target(key_indices, q, k, lse, scale, causal):
-    """[batch, seq_q, entries]: the attention's distribution over each list; 0 where a query sees no key of it."""
+    """[batch, seq_q, entries]: the attention's distribution over each list; 0 if a query sees no key of it."""
     batch, seq_q, heads, _ = q.shape
     heads_kv = k.shape[2]
     target = torch.zeros(batch, seq_q, key_indices.shape[3], dtype=torch.float32, device=q.device)
@@ -318,7 +317,7 @@ def _is_key(entries, q, k, causal):
 
 
 def _rows_of_lists(key_indices, k, heads) -> Iterator[tuple[int, slice, Tensor, Tensor]]:
-    """Sequence, some of its queries, their entries (0 where there is no key) and which are keys."""
+    """Sequence, some of its queries, their entries (0 if there is no key) and which entries are keys."""
     seq_kv, wide = k.shape[1], math.prod(k.shape[2:])
     if seq_kv == 0:
         return
@@ -346,7 +345,7 @@ def _listed_dots(q, k, entries):
 
 
 def _products(a, b):
-    """Batched products in float32. Tensor cores take 16 bits as they are, and sum in float32."""
+    """Batched products in float32. Tensor cores multiply 16-bit numbers exactly, and sum in float32."""
     if a.is_cuda and a.dtype == b.dtype and a.dtype in (torch.float16, torch.bfloat16):
         return torch.bmm(a, b, out_dtype=torch.float32)
     return torch.bmm(a.float(), b.float())
@@ -359,7 +358,7 @@ def _hidden(rows, keys, used, seq_q, causal, device):
 
 
 def _blocks_hidden(some, blocks, size, seq_q, seq_kv, device):
-    """[blocks of queries, blocks of keys]: no query of the one sees a key of the other, causally."""
+    """[blocks of queries, blocks of keys]: the causal mask hides the whole block of keys from the block of queries."""
     queries, keys = size
     units = torch.arange(some.start, some.stop, device=device)
     last = (units * queries + queries - 1).clamp(max=seq_q - 1) + (seq_kv - seq_q)
@@ -367,7 +366,7 @@ def _blocks_hidden(some, blocks, size, seq_q, seq_kv, device):
 
 
 def _ranks(scores, begin):
-    """int64 that order as scores do, NaN above all, equal scores by the lower key: 32 bits of score, 32 of key."""
+    """int64 numbers in the order of the scores, NaN highest, equal scores by the lower key: 32 bits of score, 32 of key."""
     bits = torch.where(scores.isnan(), torch.nan, scores + 0.0).view(torch.int32).long()  # + 0.0: -0 equals 0
     bits = torch.where(bits < 0, -(2**31) - 1 - bits, bits)
     key = torch.arange(begin, begin + scores.shape[-1], device=scores.device)

@@ -1,6 +1,6 @@
 """Attention over a cache of keys and values, on torch tensors: in pages, with left padding. Forward only.
 
-As pytorch.ops: eager code calls the binding, whatever traces goes through torch.ops.flash_attention.forward_cache.
+As in pytorch.ops, eager code calls the binding, and traced code goes through torch.ops.flash_attention.forward_cache.
 """
 
 from typing import Any, NoReturn
@@ -74,23 +74,23 @@ def attention_over_cache(
             strides with a unit last one (pages with heads first are a transposed view).
         seqused_kv: int32 [batch]; how many keys each sequence has. The diagonal of causal and window follows it.
         page_table: int32 [batch, pages]; row j of sequence b is row j % page_size of page page_table[b, j // page_size].
-            Entries behind a sequence's keys may be anything.
+            Entries after a sequence's keys may be anything.
         left_padding: int32 [batch]; keys before it are hidden.
-        cu_seqlens_q, max_seqlen_q: where the queries of each sequence begin, and the most of them; 0 or None = unknown.
-        mask: bool, as wide as the table: [batch, heads_q, max_seqlen_q, pages * page_size], or 1 in place of any but the
-            last.
-        k_scale, v_scale: of k and v in 8 bits (float8_e4m3fn, float8_e5m2, int8), which are worth code * scale: a number,
-            float32 [1], [batch, heads_kv], or one for each row and head of k.
+        cu_seqlens_q, max_seqlen_q: the first query of each sequence, and the most queries of one; 0 or None = unknown.
+        mask: bool, as wide as the table: [batch, heads_q, max_seqlen_q, pages * page_size]; all sizes but the last may
+            be 1.
+        k_scale, v_scale: of k and v in 8 bits (float8_e4m3fn, float8_e5m2, int8), whose elements have the value
+            code * scale: a number, float32 [1], [batch, heads_kv], or one for each row and head of k.
         latent: a key is its value followed by the columns of k, which is [..., head_dim - head_dim_v]: multi-head latent
             attention. One cache of both has them as views: k = cache[..., head_dim_v:], v = cache[..., :head_dim_v].
-        cache_dtype: what the bytes of k and v in uint8 are: "e4m3", "e5m2" or "int8".
+        cache_dtype: the type of the bytes of k and v in uint8: "e4m3", "e5m2" or "int8".
         bit_mask: masks.BitMask, a bit for each query and key (masks.from_bits()) or drafted token (masks.draft_tree()), for
-            all heads. A query sees a key that the mask and everything else show.
-        sequence_windows: int32 [batch, 2], a window (left, right) for each sequence, which holds beside causal and window;
+            all heads. A query sees a key if the mask and all other rules show it.
+        sequence_windows: int32 [batch, 2], a window (left, right) for each sequence, in addition to causal and window;
             -1 is unlimited.
-        out: a tensor for the result, as q with the last size of v, of any strides with a unit last one; made if None.
+        out: a tensor for the result, the shape of q with the last size of v, any strides, the last one 1; new if None.
 
-    The other arguments are those of attention(). Returns out as q, or (out, lse); a backward pass through them is refused.
+    The other arguments are those of attention(). Returns out, or (out, lse); a backward pass through them is refused.
     """
     if wrong:
         refuse_keywords(attention_over_cache, wrong)
@@ -137,7 +137,7 @@ def run(
 
 
 def check_out(out, q, v):
-    """What the kernels do not ask for themselves: they are told no type of out."""
+    """Checks what the kernels cannot check themselves, since they do not know the type of out."""
     shape = [*q.shape[:-1], v.shape[-1]]
     if not isinstance(out, Tensor):
         raise refusal(TypeError, "out", f"expected a tensor, got {type(out).__name__}")

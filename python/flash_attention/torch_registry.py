@@ -1,4 +1,4 @@
-"""Plugs this library into torch's own attention, by torch's registry of flash implementations where it has one."""
+"""Plugs this library into torch's own attention, through torch's registry of flash implementations if it has one."""
 
 import warnings
 
@@ -11,19 +11,19 @@ from flash_attention.pytorch import varlen as torch_varlen
 
 NAME = "flash_attention"
 _aten = torch.ops.aten
-_fallback = None  # the handle, where torch has no registry to keep it
+_fallback = None  # the handle, if torch has no registry to keep it
 
 
 def register() -> None:
-    """Makes torch's own attention use this library wherever torch could use its flash kernels.
+    """Makes torch's own attention use this library whenever torch could use its flash kernels.
 
         register()
-        out = torch.nn.functional.scaled_dot_product_attention(q, k, v)  # by this library where it can
+        out = torch.nn.functional.scaled_dot_product_attention(q, k, v)  # by this library if it can
         unregister()
 
-    That is scaled_dot_product_attention, nested tensors in it, and torch.nn.attention.varlen.varlen_attn; CPU and CUDA,
-    forward and backward. Where torch prefers cuDNN to its flash kernels, flash comes first until unregister().
-    What the kernels do not take (float64, head_dim above 576) stays with torch; why_torch says why.
+    This applies to scaled_dot_product_attention, nested tensors in it, and torch.nn.attention.varlen.varlen_attn; CPU and
+    CUDA, forward and backward. If torch prefers cuDNN to its flash kernels, flash has precedence until unregister().
+    Calls that the kernels do not support (float64, head_dim above 576) stay with torch; why_torch says why.
     """
     global _fallback
     attention = torch.nn.attention
@@ -34,7 +34,7 @@ def register() -> None:
 
 
 def offer() -> bool:
-    """Lists this library among torch's flash implementations, and activates nothing; False where torch has no such list.
+    """Lists this library among torch's flash implementations, and activates nothing; False if torch has no such list.
 
     torch.nn.attention.activate_flash_attention_impl("flash_attention") then does what register() does.
     """
@@ -53,7 +53,7 @@ def is_registered() -> bool:
 def why_torch(
     query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False, **wrong
 ) -> str | None:
-    """Why torch's scaled_dot_product_attention would not use this library for these arguments; None where it would.
+    """Why torch's scaled_dot_product_attention would not use this library for these arguments; None if it would.
 
     For example:
 
@@ -107,7 +107,7 @@ class _Handle:
 
 
 def flash_first(order: list[int]) -> list[int]:
-    """torch's order of attention backends with flash at cuDNN's place, where cuDNN came before it."""
+    """torch's order of attention backends; if cuDNN was before flash, flash takes its place."""
     backends = torch.nn.attention.SDPBackend
     flash, cudnn = int(backends.FLASH_ATTENTION), int(backends.CUDNN_ATTENTION)
     if flash not in order or cudnn not in order[: order.index(flash)]:
@@ -120,8 +120,8 @@ def flash_first(order: list[int]) -> list[int]:
 class _FlashFirst:
     """Puts flash before cuDNN, which torch 2.10 and later prefer on Hopper and Blackwell, until remove().
 
-    torch makes its order at its first choice on a GPU, over any order set before. So a choice is made first; and it waits
-    until the program has initialized CUDA, because a process that has cannot fork any more.
+    torch sets its order at its first choice on a GPU, and overwrites any order set before. So this makes a choice first. It
+    waits until the program has initialized CUDA, because a process cannot fork after that.
     """
 
     def __init__(self):
@@ -165,7 +165,7 @@ def _override():
 
 
 def _impl(library, name, function, key):
-    """Overrides one op; `function` gets the kernel that was there as its first argument, for what it does not take."""
+    """Overrides one op. `function` gets the original kernel as its first argument, for calls that it does not support."""
     if not hasattr(_aten, name):  # an older torch
         return
     there = torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", key)

@@ -1,4 +1,4 @@
-"""Measures on this machine what the planner decides by rules, and keeps what is faster (docs/your_gpu.md)."""
+"""Measures alternatives to the planner's rules on this machine, and keeps those that are faster (docs/your_gpu.md)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ def tune(
 
     problems: a file that a program wrote with FLASH_ATTENTION_RECORD=FILE, or a list of {"pass": "forward", "problem":
     {"batch": 1, "seq_q": 4096, ...}}; the usual ones if None. device: "cuda:0", "cpu"; the fastest one if None. budget:
-    seconds for everything; what was measured until then is kept, also after Control-C. again: also what was tuned before.
+    seconds for everything; results until then are kept, also after Control-C. again: repeat problems that were tuned
+    before.
     progress: a line on stderr, or a function of (done, of, what, seconds). export: a file for import_tuned.
 
     Returns a dictionary for each problem: the planner's choice ("usual"), the fastest ("choice"), their times, "gain",

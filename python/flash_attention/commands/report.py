@@ -1,6 +1,6 @@
-"""python -m flash_attention report results.json...: one self-contained HTML file from what bench/ measured.
+"""python -m flash_attention report results.json...: one self-contained HTML file from the results of bench/.
 
-What draws it is bench/report of the repository, which wheels leave out.
+bench/report of the repository draws it. Wheels do not contain it.
 """
 
 import importlib

@@ -1,11 +1,11 @@
-"""Masks as data: from which queries a key is hidden, or which blocks see which. Builders, and a way to look at them.
+"""Masks as data: the queries from which a key is hidden, or which blocks see which. Builders, and pictures of masks.
 
     from flash_attention import attention, masks
     mask = masks.documents([0, 300, 1000])
     out = attention(q, k, v, hidden_rows=mask)
     print(masks.show(mask))
 
-A builder gives an IntervalMask: the numbers of attention(hidden_rows=...) together with causal and window. It needs torch.
+A builder returns an IntervalMask: the numbers of attention(hidden_rows=...) with their causal and window. It needs torch.
 """
 
 from flash_attention.masks.bits import BitMask, draft_tree, from_bits, pack_drafts

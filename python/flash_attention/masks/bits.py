@@ -1,4 +1,4 @@
-"""Bit masks: which keys each query sees, a bit each, as speculative decoding and FlashInfer have them."""
+"""Bit masks: one bit for each query and key, as in speculative decoding and FlashInfer."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class BitMask:
 
 
 def bytes_of(mask):
-    """(bits, offsets) of what attention_over_cache() was given."""
+    """(bits, offsets) of the argument of attention_over_cache()."""
     if mask is None:
         return None, None
     if not isinstance(mask, BitMask):
@@ -44,9 +44,9 @@ def draft_tree(parents: Any, **wrong: NoReturn) -> BitMask:
         drafts = draft_tree(torch.tensor([[-1, 0, 0, 1]] * 2))  # a root, two children, a grandchild
         out = attention_over_cache(q[:, :4], k, v, bit_mask=drafts)
 
-    parents: [batch, drafts], of any type of integers; the draft of the same sequence that comes before each, or -1. Drafts
-    are the sequence's queries, and its last keys, in the same order, which is free. Nothing is read on the host: a CUDA
-    graph can hold it.
+    parents: [batch, drafts], of any type of integers; the parent of each draft in the same sequence, or -1. Drafts are the
+    sequence's queries, and its last keys, in the same order; any order will do. Nothing is read on the host, so a CUDA
+    graph can contain the call.
     """
     if wrong:
         refuse_keywords(draft_tree, wrong)
@@ -66,7 +66,7 @@ def draft_tree(parents: Any, **wrong: NoReturn) -> BitMask:
 
 
 def pack_drafts(visible: Any, **wrong: NoReturn) -> BitMask:
-    """Which drafts each draft sees: bool [batch, drafts, drafts], or [total_q, drafts] of packed queries.
+    """From a matrix of the drafts that each draft sees: bool [batch, drafts, drafts], or [total_q, drafts] if packed.
 
         from flash_attention import attention_over_cache
         chain = pack_drafts(torch.ones(2, 4, 4).bool().tril())  # the same as causal=True
@@ -84,7 +84,7 @@ def pack_drafts(visible: Any, **wrong: NoReturn) -> BitMask:
 
 
 def from_bits(bits: Any, offsets: Any, **wrong: NoReturn) -> BitMask:
-    """A bit for every key of a sequence, queries one after the other without gaps: FlashInfer's packed_custom_mask.
+    """A bit for every key of a sequence, queries one after another without gaps: FlashInfer's packed_custom_mask.
 
         from flash_attention import attention_over_cache
         offsets = torch.tensor([0, 8, 8], dtype=torch.int32)  # 4 queries of 16 keys; the second sequence has no mask

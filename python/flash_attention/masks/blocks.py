@@ -45,14 +45,14 @@ def _of_torch(mask):
 
 
 def has_function(mask):
-    """Whether a function decides inside of the blocks."""
+    """Whether a function hides pairs inside of the blocks."""
     from torch.nn.attention.flex_attention import noop_mask
 
     return getattr(mask, "mask_mod", None) not in (None, noop_mask)
 
 
 def block_map(mask):
-    """(map or None, (block_q, block_kv)) of what attention() was given."""
+    """(map or None, (block_q, block_kv)) of the argument of attention()."""
     if mask is None:
         return None, (0, 0)
     if isinstance(mask, BlockMask):

@@ -1,4 +1,4 @@
-"""The masks that people train with, as hidden rows. Lengths may be lists or tensors; nothing here waits for a GPU."""
+"""Common masks of training, as hidden rows. Lengths may be lists or tensors; nothing here waits for a GPU."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _whole(name, value, least=0):
 
 
 def _numbers(name, values, device):
-    """int32 on a device, whatever the caller had; numbers below 0 are refused where the host can see them."""
+    """int32 on a device, from lists or tensors. Numbers below 0 are refused if the host can see them."""
     torch = _torch()
     if not isinstance(values, torch.Tensor):
         if isinstance(values, str) or not hasattr(values, "__iter__"):
@@ -42,7 +42,7 @@ def _numbers(name, values, device):
 
 
 def _refuse(name, values, wrong, allowed):
-    """Names the first entry that is wrong, where the host can see it."""
+    """Names the first wrong entry, if the host can see it."""
     if values.device.type == "cpu" and wrong.any():
         entry = int(wrong.nonzero()[0])
         raise ValueError(f"{name}[{entry}]: got {int(values[entry])}; {allowed}")
@@ -59,12 +59,12 @@ def _mask(columns, causal=False, window=(-1, -1), seq_q=None):
 def documents(
     cu_seqlens: Any, *, causal: bool = True, total: int | None = None, device: Any = None, **wrong: NoReturn
 ) -> IntervalMask:
-    """Documents end to end in one sequence: a query sees its own.
+    """Documents end to end in one sequence: a query sees its own document.
 
         out = attention(q, k, v, hidden_rows=documents([0, 5, 16]))
 
-    cu_seqlens: where each begins, and the end of the last, as attention_packed() takes it. total: keys of the sequence,
-    cu_seqlens[-1] if None; what is behind the last document is one more.
+    cu_seqlens: the beginning of each document, and the end of the last, as for attention_packed(). total: keys of the
+    sequence, cu_seqlens[-1] if None; keys after the last document form one more.
     """
     if wrong:
         refuse_keywords(documents, wrong)
@@ -88,11 +88,11 @@ def documents(
 def tree(parents: Any, lengths: Any = None, *, device: Any = None, **wrong: NoReturn) -> IntervalMask:
     """A tree of texts in depth-first order (a node before its children): a query sees the path from the root to itself.
 
-        mask = tree([-1, 0, 1, 0], [7, 4, 2, 3])  # a prompt, an answer, more of that, another answer
+        mask = tree([-1, 0, 1, 0], [7, 4, 2, 3])  # a prompt, an answer, its continuation, another answer
         out = attention(q, k, v, hidden_rows=mask)
 
-    parents: of each node, -1 for a root. lengths: the tokens of each node, 1 if None. Causal, one bound: a key is hidden
-    from the rows behind the last token of its subtree.
+    parents: the parent of each node, -1 for a root. lengths: the tokens of each node, 1 if None. Causal, one bound: a key
+    is hidden from the rows after the last token of its subtree.
     """
     if wrong:
         refuse_keywords(tree, wrong)
@@ -140,7 +140,7 @@ def shared_prefix(prefix: int, suffixes: Any, *, device: Any = None, **wrong: No
 
 
 def prefix_lm(prefix: Any, total: int, *, device: Any = None, **wrong: NoReturn) -> IntervalMask:
-    """The first `prefix` tokens see each other, the others see what is before them. prefix: an int, or one a sequence.
+    """The first `prefix` tokens see each other, the others are causal. prefix: an int, or one for each sequence.
 
     For example:
 
@@ -157,7 +157,7 @@ def prefix_lm(prefix: Any, total: int, *, device: Any = None, **wrong: NoReturn)
 
 
 def spans(begins: Any, ends: Any, total: int, *, device: Any = None, **wrong: NoReturn) -> IntervalMask:
-    """Causal, but the tokens of a span [begin, end) see each other: images in a text. Spans are sorted and lie apart.
+    """Causal, but the tokens of a span [begin, end) see each other: images in a text. Spans are sorted and do not overlap.
 
     For example:
 
@@ -228,8 +228,8 @@ def block_diffusion(length: int, block: int, *, device: Any = None, **wrong: NoR
     begin = keys % length // block * block  # of the key's block
     after = (begin + block).clamp(max=length)
     zero, last = torch.zeros_like(keys), torch.full_like(keys, LAST)
-    # A noised key is seen by its own noised block. A clean one is hidden from the noised rows up to the end of its block,
-    # and from the clean rows before its block.
+    # A noised key is visible to its own noised block. A clean key is hidden from the noised rows up to the end of its
+    # block, and from the clean rows before its block.
     columns = [
         zero,
         torch.where(clean, after, begin),

@@ -1,4 +1,4 @@
-"""Pictures of masks with the classes of their tiles: text, SVG, PNG. Nothing but torch is needed."""
+"""Pictures of masks with the classes of their tiles: text, SVG, PNG. They need only torch."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def visible(mask, batch=0, head=0, seq_q=None, seq_kv=None):
 
 
 def _of_function(mask, batch, head, seq_q, seq_kv):
-    """What a mask_mod shows: of create_block_mask, ours or torch's, or by itself."""
+    """The pairs that a mask_mod shows: a function, or a mask of create_block_mask, ours or torch's."""
     from flash_attention.flex.block_mask import mask_mods_of
     from flash_attention.flex.dense import shown
 

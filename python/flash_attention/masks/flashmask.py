@@ -34,12 +34,13 @@ def flashmask_attention(
 
     Args:
         query, key, value: [batch, seq, heads, head_dim].
-        startend_row_indices: int32 [batch|1, heads_kv|1, seq_kv, 1|2|4]. Causal: from row r1 down, or [r1, r2). Not causal:
-            two numbers hide the rows from r1 down and those above r2, four [r1, r2) below and [r3, r4) above.
+        startend_row_indices: int32 [batch|1, heads_kv|1, seq_kv, 1|2|4]. Causal: a key is hidden from row r1 on, or from
+            [r1, r2). Not causal: two numbers hide it from row r1 on and from rows before r2, four from [r1, r2) and
+            [r3, r4).
         window_size: without startend_row_indices, keys to each side of the diagonal; an int or (left, right).
-        return_softmax_lse: also the log-sum-exp, float32 [batch, heads, seq_q].
-        return_seed_offset: also int64 [2], the seed and offset of dropout; fixed_seed_offset takes it.
-        rng_name, name: taken, and change nothing.
+        return_softmax_lse: also return the log-sum-exp, float32 [batch, heads, seq_q].
+        return_seed_offset: also return int64 [2], the seed and offset of dropout, for fixed_seed_offset.
+        rng_name, name: accepted, without effect.
         block_mask: int32 [batch|1, heads_kv|1, blocks of queries, blocks of keys] of 128 x 128; 0 hides a block.
     """
     if wrong:

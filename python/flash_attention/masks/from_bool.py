@@ -14,8 +14,8 @@ def from_bool(mask: Any, *, window: tuple[int, int] = (-1, -1), causal: bool = F
         mask = from_bool(torch.ones(16, 16, dtype=torch.bool).tril())
         out = attention(q, k, v, hidden_rows=mask)
 
-    Each key may be hidden from at most two intervals of queries; what `causal` and `window` hide need not be in the mask.
-    Raises ValueError for a mask that has more: attention(mask=...) takes any.
+    Each key may be hidden from at most two intervals of queries; pairs that `causal` and `window` hide may have any value
+    in the mask. Raises ValueError for a mask with more intervals: attention(mask=...) accepts any mask.
     """
     if wrong:
         refuse_keywords(from_bool, wrong)
@@ -27,7 +27,7 @@ def from_bool(mask: Any, *, window: tuple[int, int] = (-1, -1), causal: bool = F
     seq_q, seq_kv = mask.shape[2:]
     free = IntervalMask(torch.full((1, 1, seq_kv, 1), seq_q, dtype=torch.int32, device=mask.device), causal, window, seq_q)
     matters = free.visible()
-    # Where nothing else is asked, the mask may say what makes the intervals few: as the row above does.
+    # Pairs that are hidden anyway may have any value: they get that of the row above, so that there are few intervals.
     hidden = _fill(~mask & matters, matters)
     above = torch.cat([torch.zeros_like(hidden[:, :, :1]), hidden[:, :, :-1]], dim=2)
     begins = (hidden & ~above).sum(dim=2)
@@ -48,7 +48,7 @@ def from_bool(mask: Any, *, window: tuple[int, int] = (-1, -1), causal: bool = F
 
 
 def _fill(hidden, matters):
-    """Rows that do not matter as the nearest one above that does, or below where there is none."""
+    """Gives rows that do not matter the value of the nearest row above that does, or below if there is none."""
     import torch
 
     count = hidden.shape[2]

@@ -1,16 +1,16 @@
-"""What a builder gives: hidden rows, with the causal mask and the window that belong to them."""
+"""The result of a builder: hidden rows, with their causal mask and window."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
-LAST = 2**31 - 1  # behind every row
+LAST = 2**31 - 1  # after every row
 
 
 @dataclass(frozen=True)
 class IntervalMask:
-    """Key j is hidden from the queries [r0, inf), [r0, r1), or [r0, r1) and [r2, r3), and from what else hides it.
+    """A mask: key j is hidden from the queries [r0, inf), [r0, r1), or [r0, r1) and [r2, r3), and by causal and window.
 
     hidden_rows is an int32 tensor [batch|1, heads_kv|1, seq_kv, 1|2|4]; packed [heads_kv|1, total_kv, 1|2|4].
     """
@@ -24,7 +24,7 @@ class IntervalMask:
         return IntervalMask(self.hidden_rows.to(device), self.causal, self.window, self.seq_q)
 
     def rows_from(self, row: int) -> IntervalMask:
-        """The mask of the queries from `row` to the last, for a call that has these alone and all keys."""
+        """The mask of the queries from `row` to the last, for a call with only these queries and all keys."""
         import torch
 
         seq_q = self._seq_q()
@@ -66,7 +66,7 @@ class IntervalMask:
 
 
 def plain_rows(hidden_rows, causal, window, seq_q=None):
-    """(tensor, causal, window) of what attention() was given. seq_q: the queries of the call; None: it is packed."""
+    """(tensor, causal, window) of the argument of attention(). seq_q: the queries of the call; None: it is packed."""
     if not isinstance(hidden_rows, IntervalMask):
         return hidden_rows, causal, window
     if seq_q is not None and seq_q != hidden_rows._seq_q():

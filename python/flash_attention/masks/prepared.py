@@ -1,4 +1,4 @@
-"""Masks that serve many calls: what a GPU finds out about them is kept with the mask. docs/masks.md, "Prepared masks"."""
+"""Masks for many calls: the classes of tiles that a GPU finds are kept with the mask. docs/masks.md, "Prepared masks"."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from flash_attention.masks.intervals import IntervalMask
 
 
 class PreparedMask:
-    """A mask of attention() with what GPUs have found out about it, for each pass, size and stream that used it.
+    """A mask of attention() with the results of GPUs that have classified it, for each pass, size and stream.
 
-    Made by prepare(); attention() takes it where it takes the mask. `made` counts how often it was found out.
+    prepare() makes it; attention() accepts it wherever it accepts the mask. `made` counts how often it was classified.
     """
 
     def __init__(self, mask):
@@ -31,7 +31,7 @@ class PreparedMask:
 
 
 def prepare(mask: Any, **wrong: NoReturn) -> PreparedMask:
-    """The mask for many calls: a GPU finds out once which of its tiles are hidden or full, and not in each call.
+    """The mask for many calls: a GPU finds its hidden and full tiles once instead of in each call.
 
         mask = prepare(torch.rand(16, 16) < 0.5)  # once, for many calls
         out = attention(q, k, v, mask=mask)
@@ -39,10 +39,10 @@ def prepare(mask: Any, **wrong: NoReturn) -> PreparedMask:
     Args:
         mask: an IntervalMask or int32 tensor of hidden_rows=, a BlockMask of block_mask=, or a bool tensor of mask=.
 
-    The first call does the work; others of the same sizes, pass and stream find it done. A change in place that torch
-    counts (tensor._version) is seen, and the mask is prepared anew; one that it does not count (another library's kernel,
-    .data) is not. CUDA graphs prepare the mask in the graph, and a CPU has nothing to prepare. flex_attention keeps what
-    it finds out about masks of create_block_mask without being asked.
+    The first call does the work; later calls with the same sizes, pass and stream reuse it. If torch counts a change in
+    place (tensor._version), the mask is prepared again. Changes that it does not count (another library's kernel,
+    .data) are not seen. CUDA graphs prepare the mask in the graph, and a CPU has nothing to prepare. flex_attention
+    prepares masks of create_block_mask by itself.
     """
     if wrong:
         refuse_keywords(prepare, wrong)
@@ -72,7 +72,7 @@ def _allocate(size, index):
 
 
 def bare_masks(mask, hidden_rows, block_mask):
-    """The masks of a call without what is kept of them, and where that is kept: None unless all of them were prepared."""
+    """The masks of a call without their stored results, and the place of these: None unless all masks are prepared."""
     given = (mask, hidden_rows, block_mask)
     prepared = [isinstance(one, PreparedMask) for one in given]
     if not any(prepared):
