@@ -264,11 +264,36 @@ def test_wrong_shapes_are_refused(rows, message):
         (lambda: masks.block_causal(0, 24), ValueError, "block: got 0; allowed are 1"),
         (lambda: masks.sink_window(4, -1, 24), ValueError, "window: got -1"),
         (lambda: masks.block_diffusion(24, 0), ValueError, "block: got 0"),
+        (lambda: masks.tree([-1, 0], [3]), ValueError, "lengths: got 1 of them; there are 2 parents"),
+        (lambda: masks.tree([-1, 2, 0]), ValueError, r"parents\[1\]: got 2; allowed are -1 \(a root\) and earlier nodes"),
+        (lambda: masks.tree([-1, 0, -1, 0]), ValueError, r"parents\[3\]: got 0; a node comes right behind its parent"),
+        (lambda: masks.from_bool(torch.ones(3, 3)), TypeError, "mask: expected a bool tensor of torch"),
+        (lambda: masks.from_bool(torch.ones(3).bool()), TypeError, "mask: expected a bool tensor of torch"),
+        (lambda: masks.show(torch.ones(3).bool()), TypeError, "mask: expected an IntervalMask, hidden rows, a bool tensor"),
     ],
 )
 def test_builders_refuse_what_is_no_mask(build, kind, message):
     with pytest.raises(kind, match=message):
         build()
+
+
+def test_a_mask_moves_whole(device):
+    """to() keeps what hides besides the tensor."""
+    total = 24
+    intervals = masks.IntervalMask(masks.documents([0, 10, total]).hidden_rows, False, (5, 2), total)
+    moved = intervals.to(device)
+    assert (moved.causal, moved.window, moved.seq_q) == (False, (5, 2), total)
+    assert moved.hidden_rows.device.type == device and torch.equal(moved.visible().cpu(), intervals.visible())
+    blocks = masks.BlockMask(torch.tensor([[1, 0], [0, 1]]).bool()[None, None], (8, 16)).to(device)
+    assert blocks.block_size == (8, 16) and blocks.visible.device.type == device
+    drafts = masks.draft_tree(torch.tensor([[-1, 0, 0]]))
+    assert torch.equal(drafts.to(device).bits.cpu(), drafts.bits) and drafts.to(device).offsets is None
+    bits = masks.from_bits(torch.tensor([3, 1], dtype=torch.uint8), torch.tensor([0, 1, 2], dtype=torch.int32)).to(device)
+    assert bits.bits.tolist() == [3, 1] and bits.offsets.tolist() == [0, 1, 2]
+    prepared = masks.prepare(intervals).to(device)
+    q, k, v = (x.to(device) for x in inputs(total, total))
+    assert torch.equal(attention(q, k, v, hidden_rows=prepared), attention(q, k, v, hidden_rows=moved))
+    assert repr(prepared).startswith("PreparedMask(IntervalMask(")
 
 
 @pytest.mark.parametrize("window", [2**31 - 1, 2**31 - 5, 10**9])

@@ -45,6 +45,8 @@ def test_plain_calls(device):
     joined = torch.cat([q, k, v], dim=2)
     packed = flash_attn_3.flash_attn_qkvpacked_func(joined, 0.3, True, num_heads_q=4)
     torch.testing.assert_close(packed.double(), want, **CLOSE)
+    stacked = flash_attn_3.flash_attn_qkvpacked_func(torch.stack([q, k, v], dim=2), 0.3, True)
+    torch.testing.assert_close(stacked.double(), want, **CLOSE)
     starts = torch.tensor([0, 9, 18], dtype=torch.int32, device=device)
     rows = (tensor.flatten(0, 1) for tensor in (q, k, v))
     ends = flash_attn_3.flash_attn_varlen_func(*rows, starts, starts, 9, 9, None, None, 0.3, True)

@@ -199,6 +199,30 @@ def test_latent_queries(device):
     close(lse, want_lse.transpose(1, 2))
 
 
+def test_latent_queries_end_to_end_and_over_pages(device):
+    lengths, keys = [5, 1, 9], [12, 33, 9]
+    starts_q, starts_k = (torch.tensor([0, *n]).cumsum(0).int().to(device) for n in (lengths, keys))
+    q, qv = rows(15, 4, 16, device=device), rows(15, 4, 32, device=device)
+    k, v = rows(54, 1, 16, device=device), rows(54, 1, 32, device=device)
+    given = {"qv": qv, "cu_seqlens_q": starts_q, "causal": True, "return_lse": True}
+    flat = flash_attn_4.flash_attn_varlen_func(q, k, v, cu_seqlens_k=starts_k, **given)
+    table = torch.tensor([[4, 0, 1], [6, 2, 5], [3, 0, 0]], dtype=torch.int32, device=device)
+    pages = [torch.full((7, 16, 1, x.shape[-1]), float("nan"), device=device) for x in (k, v)]
+    for b, length in enumerate(keys):
+        for page, x in zip(pages, (k, v), strict=True):
+            for j in range(length):
+                page[table[b, j // 16], j % 16] = x[int(starts_k[b]) + j]
+    used = torch.tensor(keys, dtype=torch.int32, device=device)
+    paged = flash_attn_4.flash_attn_varlen_func(q, *pages, seqused_k=used, page_table=table, **given)
+    for b in range(3):
+        mine, theirs = slice(starts_q[b], starts_q[b + 1]), slice(starts_k[b], starts_k[b + 1])
+        joined = torch.cat((q, qv), -1)[None, mine], torch.cat((k, v), -1)[None, theirs], v[None, theirs]
+        want, want_lse = formula(*joined, causal=True)
+        for out, lse in (flat, paged):
+            close(out[mine], want[0])
+            close(lse[mine] if lse.shape[0] == 15 else lse[:, mine].T, want_lse[0].T)
+
+
 def test_what_is_refused_by_name():
     q = torch.randn(1, 4, 2, 16)
     for name in ("gather_kv_indices", "score_mod_bwd"):

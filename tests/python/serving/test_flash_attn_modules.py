@@ -141,6 +141,18 @@ def test_slopes():
     assert get_alibi_slopes(3) == [2.0**-4, 2.0**-8, 2.0**-2]
 
 
+def test_the_inner_layer_of_sequences_end_to_end(device):
+    lengths = [5, 1, 11]
+    qkv = torch.randn(17, 3, 2, 16, device=device)
+    starts = torch.tensor([0, *lengths]).cumsum(0).int().to(device)
+    out = FlashSelfAttention(causal=True, softmax_scale=0.3)(qkv, cu_seqlens=starts, max_seqlen=11)
+    for part, of in zip(out.split(lengths), qkv.double().split(lengths), strict=True):
+        q, k, v = of.unbind(1)
+        seen = torch.ones(len(q), len(q), device=device).tril().bool()
+        p = (torch.einsum("qhd,khd->hqk", q, k) * 0.3).masked_fill(~seen, -torch.inf).softmax(-1)
+        torch.testing.assert_close(part.double(), torch.einsum("hqk,khd->qhd", p, v), atol=1e-5, rtol=1e-4)
+
+
 def test_refusals():
     with pytest.raises(NotImplementedError, match="dwconv"):
         MHA(32, 4, dwconv=True)
@@ -150,6 +162,11 @@ def test_refusals():
         MHA(32, 4, cross_attn=True, rotary_emb_dim=8)
     with pytest.raises(NotImplementedError, match=r"key_padding_mask: .*unpad_input"):
         MHA(32, 4)(torch.randn(1, 2, 32), key_padding_mask=torch.ones(1, 2, dtype=torch.bool))
+    cache = SimpleNamespace(lengths_per_sample=None)
+    with pytest.raises(NotImplementedError, match="inference_params: takes no cu_seqlens, mixer_subset or cross_attn"):
+        MHA(32, 4, layer_idx=0)(torch.randn(1, 2, 32), mixer_subset=slice(1), inference_params=cache)
+    with pytest.raises(NotImplementedError, match="rotary_emb_dim: rotary embedding of packed sequences"):
+        MHA(32, 4, rotary_emb_dim=8)(torch.randn(2, 32), cu_seqlens=torch.tensor([0, 2], dtype=torch.int32), max_seqlen=2)
     with pytest.raises(ValueError, match="layer_idx: got None"):
         MHA(32, 4)(torch.randn(1, 2, 32), inference_params=SimpleNamespace(lengths_per_sample=None))
 

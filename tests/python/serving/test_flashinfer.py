@@ -230,6 +230,28 @@ def test_append_then_attend(layout, device):
     check(wrapper.run(q, cache, return_lse=True), q.split(1), rows)
 
 
+def test_tokens_for_sequences_without_any_page():
+    """They have no place: refused, not dropped; tokens of no sequence are nobody's."""
+    cache, new = torch.zeros(2, 2, 4, 2, 16), torch.ones(2, 2, 16)
+    none, ends = torch.zeros(0, dtype=torch.int32), torch.zeros(2, dtype=torch.int32)
+    place, last = torch.zeros(2, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
+    with pytest.raises(ValueError, match=r"positions: entry \[0\] is 0; sequence 0 has pages for 0 keys"):
+        flashinfer.append_paged_kv_cache(new, new, place, place, cache, none, ends, last)
+    flashinfer.append_paged_kv_cache(new, new, place - 1, place, cache, none, ends, last)
+    assert not cache.any()
+
+
+def test_places_of_tokens_are_written_where_they_are_given(device):
+    starts = torch.tensor([0, 2, 2, 5], dtype=torch.int32, device=device)
+    lengths = torch.tensor([7, 3, 3], dtype=torch.int32, device=device)
+    into = [torch.full((8,), 9, dtype=torch.int32, device=device) for _ in range(2)]
+    found = flashinfer.get_batch_indices_positions(starts, lengths, 6, *into)
+    assert found[0] is into[0] and found[1] is into[1]
+    assert found[0].tolist() == [0, 0, 2, 2, 2, -1, 9, 9] and found[1].tolist() == [5, 6, 0, 1, 2, -1, 9, 9]
+    nobody = flashinfer.get_batch_indices_positions(starts[:1], lengths[:0], 2)
+    assert [x.tolist() for x in nobody] == [[-1, -1]] * 2
+
+
 def test_merging_is_attention_over_all_keys(device):
     q = torch.randn(6, 4, 16, device=device)
     k, v = (torch.randn(30, 4, 16, device=device) for _ in range(2))

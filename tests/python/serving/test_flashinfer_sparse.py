@@ -43,6 +43,31 @@ def test_blocks_in_compressed_rows(sizes, causal, device):
     assert torch.equal(wrapper.run(q.to(device), k.to(device), v.to(device)), out)
 
 
+def test_blocks_in_the_old_order(device):
+    """forward() replaces soft cap and scale of the plan; positions of other kinds are refused."""
+    torch.manual_seed(4)
+    seen = torch.tensor([[True, False, True], [False, True, True]])
+    indptr, indices = torch.tensor([0, 2, 4]).int(), torch.tensor([0, 2, 1, 2]).int()
+    q, k, v = torch.randn(32, 4, 16), torch.randn(48, 2, 16), torch.randn(48, 2, 16)
+    mask = seen.repeat_interleave(16, 0).repeat_interleave(16, 1).expand(4, -1, -1)
+    scores = torch.einsum("qhd,khd->hqk", q.double(), k.double().repeat_interleave(2, 1)) * 0.7
+    p = (3 * torch.tanh(scores / 3)).masked_fill(~mask, -torch.inf).softmax(-1)
+    want = torch.einsum("hqk,khd->qhd", p, v.double().repeat_interleave(2, 1))
+    fixed = BlockSparseAttentionWrapper(torch.empty(1, device=device))
+    fixed.plan(indptr.to(device), indices.to(device), 32, 48, 16, 16, 4, 2, 16)
+    sizes = [torch.full((2, n), 16, dtype=torch.int32, device=device) for n in (2, 3)]
+    of_any_size = VariableBlockSparseAttentionWrapper(torch.empty(1, device=device))
+    of_any_size.plan(seen.expand(2, -1, -1).to(device), *sizes, 4, 2, 16)
+    given = [x.to(device) for x in (q, k, v)]
+    found = fixed.forward(*given, logits_soft_cap=3.0, sm_scale=0.7)
+    torch.testing.assert_close(found.cpu().double(), want, atol=2e-5, rtol=2e-5)
+    found = of_any_size.forward(*(x.transpose(0, 1) for x in given), logits_soft_cap=3.0, sm_scale=0.7)
+    torch.testing.assert_close(found.transpose(0, 1).cpu().double(), want, atol=2e-5, rtol=2e-5)
+    for wrapper in (fixed, of_any_size):
+        with pytest.raises(NotImplementedError, match="pos_encoding_mode: got 'ALIBI'"):
+            wrapper.forward(*given, pos_encoding_mode="ALIBI")
+
+
 def test_blocks_of_different_sizes(device):
     torch.manual_seed(3)
     seen = torch.rand(2, 5, 4) < 0.5

@@ -278,6 +278,32 @@ def test_one_head_groups_and_output_dtype(device):
     assert half.dtype == torch.float16
 
 
+def test_a_bias_moves_with_its_tensors(device):
+    """to() of every bias, and the forward pass by its own name."""
+    for name, (make, _, rows, _) in BLOCKS.items():
+        bias, moved = make(attn_bias), make(attn_bias).to(device)
+        assert type(moved) is type(bias)
+        assert torch.equal(moved.materialize((11, rows)), bias.materialize((11, rows))), name
+    q = torch.randn(1, 11, 2, 16, device=device, requires_grad=True)
+    added = attn_bias.LowerTriangularMask().add_bias(torch.randn(1, 2, 11, 11))
+    seen, dense = torch.ones(11, 11).tril().bool(), added._bias
+    shown = torch.zeros(1, 2, 11, 11).masked_fill(~seen, -torch.inf) + dense
+    assert torch.equal(added.materialize((1, 2, 11, 11)), shown)
+    out = xformers.memory_efficient_attention_forward(q, q, q, added.to(device))
+    assert not out.requires_grad
+    x = q.detach().double().cpu()
+    p = (torch.einsum("bqhd,bkhd->bhqk", x, x) / 4 + shown.double()).softmax(-1)
+    assert_close(out.cpu(), torch.einsum("bhqk,bkhd->bqhd", p, x))
+
+
+def test_keys_in_pages_that_begin_late(device):
+    """from_seqlens of the class is what make_paged makes."""
+    made = attn_bias.PagedBlockDiagonalGappyKeysMask.from_seqlens(Q_LENGTHS, [1, 1, 0], [5, 4, 7], TABLE.to(device), PAGE)
+    gappy = attn_bias.BlockDiagonalGappyKeysMask.from_seqlens(Q_LENGTHS, [1, 9, 16, 24], [5, 4, 7])
+    same = gappy.make_paged(TABLE, PAGE, 8, attn_bias.PagedBlockDiagonalGappyKeysMask)
+    assert torch.equal(made.materialize((11, 24)), same.materialize((11, 24)))
+
+
 def test_dropout_takes_part():
     q = torch.randn(1, 64, 1, 16)
     dropped = xformers.memory_efficient_attention(q, q, torch.ones(1, 64, 1, 16), p=0.5)

@@ -135,7 +135,7 @@ def _append(new, pages, batch_indices, positions, kv_indices, kv_indptr, kv_last
             )
     check_range("batch_indices", batch_indices, -1, len(kv_last_page_len) - 1)
     check_range("kv_indices", kv_indices, 0, first.shape[0] - 1)
-    if not nnz or not len(kv_indices):
+    if not nnz:
         return
     rows = tuple(new.values())
     if not batch_indices.is_cuda:  # on a GPU rows that belong to none are not written
@@ -143,6 +143,8 @@ def _append(new, pages, batch_indices, positions, kv_indices, kv_indptr, kv_last
         rows = tuple(part[known] for part in rows)
         batch_indices, positions = batch_indices[known], positions[known]
         _check_room(batch_indices, positions, kv_indptr.diff() * page_size)
+    if not len(kv_indices):  # so no token has a place
+        return
     table = rectangle(kv_indptr, kv_indices, table_width(kv_indptr, kv_indices), behind=-1)
     append_kv(*pages, *rows, sequences=batch_indices, positions=positions, page_table=table.contiguous())
 
