@@ -7,10 +7,13 @@ import torch
 from torch import Tensor
 
 from flash_attention import _core
+from flash_attention.arguments import names
 from flash_attention.arguments.keywords import refuse_keywords
 from flash_attention.arguments.narrow import as_bytes, scale_tensor
 from flash_attention.arguments.rows import angle_tensor, norm_of, numbers
 from flash_attention.pytorch import ops as torch_ops
+
+_NUM_ARGUMENTS = 29  # of the op, without names
 
 
 @torch.no_grad()
@@ -110,7 +113,7 @@ def append_kv(
     )
     scalars = numbers(has_q_norm, has_k_norm, norm_plus_one, norm_eps, sections, sections_interleaved)
     if torch_ops.is_watched(k_cache):
-        torch.ops.flash_attention.append(*tensors, interleaved, one_query_angle, codes, *scalars)
+        torch.ops.flash_attention.append(*tensors, interleaved, one_query_angle, codes, *scalars, names.as_text())
     else:
         _append(*tensors, interleaved, one_query_angle, codes, *scalars)
     return q_out
@@ -132,8 +135,16 @@ torch_ops.library.define(
     "Tensor? sin, Tensor? lengths, Tensor? rotary_offsets, Tensor? cu_seqlens_new, Tensor? cu_seqlens_q, "
     "Tensor? sequences, Tensor? positions, Tensor? page_table, Tensor(d!)? k_scale, Tensor(e!)? v_scale, "
     "Tensor? q_norm, Tensor? k_norm, Tensor? angle_positions, bool interleaved, bool one_query_angle, str codes, "
-    "bool has_q_norm, bool has_k_norm, bool norm_plus_one, float norm_eps, int[] sections, bool sections_interleaved) -> ()"
+    "bool has_q_norm, bool has_k_norm, bool norm_plus_one, float norm_eps, int[] sections, bool sections_interleaved, "
+    f"{torch_ops.NAMES}) -> ()"
 )
+
+
+def _append_op(*arguments):
+    with names.renamed_by(*arguments[_NUM_ARGUMENTS:]):
+        _append(*arguments[:_NUM_ARGUMENTS])
+
+
 for _key in ("CPU", "CUDA"):
-    torch_ops.library.impl("append", _append, _key)
+    torch_ops.library.impl("append", _append_op, _key)
 torch.library.register_fake("flash_attention::append", lambda *_: None, lib=torch_ops.library)

@@ -12,7 +12,6 @@ position, in the order of ARGUMENTS or CACHE_ARGUMENTS, and last a tuple of thos
 - JAX.
 """
 
-import sys
 from collections import namedtuple
 
 from flash_attention import _core
@@ -20,32 +19,10 @@ from flash_attention.arguments.names import Renamed, renamed
 from flash_attention.arguments.options import make_options, plain_masks, with_tile
 from flash_attention.arguments.seeds import check_seed
 from flash_attention.options import Tensors, has_statistics
+from flash_attention.tracing import is_tracing
 
 ARGUMENTS, CACHE_ARGUMENTS = _core.arguments, _core.cache_arguments
-
-# Set at the first use of torch.
-eager_type = None
-state_of_torch = None  # of each thread, in which torch.compile keeps what it traces
-
-
-def is_tracing():
-    """Whether torch.compile traces the caller."""
-    if state_of_torch is None:
-        if "torch" not in sys.modules:
-            return False
-        from flash_attention.pytorch import autograd
-
-        autograd.connect()
-    try:
-        return state_of_torch.tracing_context is not None
-    except AttributeError:  # no trace yet in this thread; torch leaves None behind one, and an attribute is found faster
-        state_of_torch.tracing_context = None
-        return False
-
-
-# torch.compile calls it and keeps the answer, without a look at what it reads: that changes with the first use of the
-# package, and a trace that is begun anew must find what the one before has found.
-is_tracing._dynamo_marked_constant = True
+eager_type = None  # the type of eager tensors, set at the first use of torch
 
 
 def route():

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from flash_attention import _core
+from flash_attention.arguments import names
 from flash_attention.arguments.keywords import refuse_keywords
 from flash_attention.arguments.names import refusal
 from flash_attention.arguments.narrow import as_bytes, scale_tensor
@@ -129,7 +130,9 @@ def run(
         check_out(out, q, v)
     if torch_ops.is_watched(q):
         seen = (bits, offsets, sequence_windows)
-        found, lse = torch.ops.flash_attention.forward_cache(*tensors[:_NUM_TENSORS], *options, *narrow, *seen)
+        found, lse = torch.ops.flash_attention.forward_cache(
+            *tensors[:_NUM_TENSORS], *options, *narrow, *seen, names.as_text()
+        )
         out = found if out is None else out.copy_(found)
     else:
         out, lse = _forward(tensors, options, return_lse, *narrow, out=out)
@@ -166,7 +169,7 @@ def _forward(tensors, options, need_lse, k_scale=None, v_scale=None, codes="", l
 
 torch_ops.library.define(
     f"forward_cache({_CACHE_TENSORS}, {torch_ops.OPTIONS}, {_NARROW}, "
-    f"{', '.join(f'Tensor? {name}=None' for name in _BITS)}) -> (Tensor out, Tensor lse)",
+    f"{', '.join(f'Tensor? {name}=None' for name in _BITS)}, {torch_ops.NAMES}) -> (Tensor out, Tensor lse)",
     tags=torch_ops.EXACT_STRIDES,
 )
 
@@ -179,7 +182,8 @@ def _split(arguments):
 
 def _forward_op(*arguments):
     tensors, options, narrow = _split(arguments)
-    return _forward(tensors, options, True, *narrow)
+    with names.renamed_by(*arguments[_NUM_TENSORS + NUM_OPTIONS + _NUM_NARROW + len(_BITS) :]):
+        return _forward(tensors, options, True, *narrow)
 
 
 def _forward_fake(*arguments):

@@ -78,7 +78,7 @@ def _constant(name, value, score_mod):
     """A number that is a tensor of torch and requires a gradient, for a call that has none to give."""
     import torch
 
-    from flash_attention.pytorch.autograd import refuse_gradient
+    from flash_attention.pytorch.canonical import refuse_gradient
 
     if torch.is_grad_enabled():
         refuse_gradient(name, score_mod)

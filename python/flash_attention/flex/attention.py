@@ -15,10 +15,12 @@ from flash_attention.flex.program import NoProgram, record
 from flash_attention.flex.slopes import with_slopes
 from flash_attention.options import NUM_TENSORS, Tensors, made_deterministic
 from flash_attention.pytorch import autograd as torch_autograd
+from flash_attention.pytorch.canonical import canonical, in_autocast, is_plain, with_rows
 from flash_attention.pytorch.transforms import is_transformed
 from flash_attention.pytorch.untraced import untraced
+from flash_attention.tracing import is_tracing
 
-routes.is_tracing()  # at its first use it tells the binding what torch is
+is_tracing()  # at its first use it tells the binding what torch is
 _AS_TORCH = {"alignment": "top_left", "layout": "bhsd"}
 _OPTIONS = make_options(**_AS_TORCH)
 
@@ -75,7 +77,7 @@ def flex_attention(
     options = _OPTIONS if scale is None and not kernel else make_options(scale=scale, kernel=kernel or None, **_AS_TORCH)
     wants_lse = return_lse or return_aux is not None
     if score_mod is None and not masks:
-        result = torch_autograd.run(Tensors(*_with_rows(query, key, value)), options, 0, 0, wants_lse)
+        result = torch_autograd.run(Tensors(*with_rows(query, key, value)), options, 0, 0, wants_lse)
     else:
         result = run(Tensors(query, key, value), options, 0, 0, wants_lse, score_mod, masks, kept)
     if return_aux is None:
@@ -109,21 +111,15 @@ def run(tensors, options, seed, offset, return_lse, score_mod, mask_mods, kept):
 
 
 def _attend(program, tensors, options, seed, offset, return_lse, kept):
-    q, k, v = tensors.q, tensors.k, tensors.v
+    q, k, v = tensors[:3]
     if not isinstance(q, torch.Tensor):
         raise TypeError(f"q: programs take tensors of torch, got {type(q).__name__}")
-    plain = torch_autograd.is_plain(tensors)
-    if not plain or not type(q) is type(k) is type(v) is torch.Tensor:  # of which the passes make sure themselves
-        torch_autograd.check(tensors)
-    if torch_autograd.is_any_autocast_enabled() and torch.is_autocast_enabled(q.device.type):
-        q, k, v = (torch_autograd._autocast(tensor, torch.get_autocast_dtype(q.device.type)) for tensor in (q, k, v))
-    try:
-        given = _with_rows(q, k, v)
-    except RuntimeError:  # no strides: sparse or nested
-        torch_autograd.check(tensors)
-        raise
-    if not plain:
-        given += torch_autograd._as_taken(tensors, options)[3:NUM_TENSORS]
+    plain = is_plain(tensors)
+    if plain and type(q) is type(k) is type(v) is torch.Tensor:
+        given = with_rows(*in_autocast(q, k, v))  # the passes make sure of the rest
+    else:
+        tensors = canonical(tensors, options)
+        given = with_rows(*tensors[:3]) + ([] if plain else list(tensors[3:NUM_TENSORS]))
     if program.has_score and q.dim() > 2:
         program = with_slopes(program, q.shape[1 if options.heads_first else -2], q.device)
     program.check_ints()
@@ -137,11 +133,6 @@ def _attend(program, tensors, options, seed, offset, return_lse, kept):
     seed = None if seed is None else signed(seed)
     out, lse = passes.run(program, given, captured, options, seed, signed(offset), return_lse)
     return (out, lse) if return_lse else out
-
-
-def _with_rows(*tensors):
-    """As kernels take them: the last axis is the innermost."""
-    return [tensor if tensor.stride(-1) == 1 else tensor.contiguous() for tensor in tensors]
 
 
 def _as_read(tensor, q):

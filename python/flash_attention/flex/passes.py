@@ -9,8 +9,8 @@ import torch
 from flash_attention import _core
 from flash_attention.arguments.seeds import unsigned
 from flash_attention.options import NUM_TENSORS, Tensors
-from flash_attention.pytorch import autograd as torch_autograd
 from flash_attention.pytorch import ops as torch_ops
+from flash_attention.pytorch.canonical import check
 from flash_attention.pytorch.gradients import refuse
 
 _BIAS, _SINK = (Tensors._fields.index(name) for name in ("bias", "sink"))
@@ -45,7 +45,7 @@ def _forward(program, tensors, captured, options, seed, offset, need_lse, backwa
 
 
 def _general_forward(program, tensors, captured, options, seed, offset, need_lse, backward):
-    torch_autograd.check(tensors)
+    check(tensors)
     seed = torch_ops.drawn(seed, options)
     out, lse = torch_ops.empty_results(tensors, options, need_lse)
     tensors, stream = (tensors, 0) if torch_ops.HAS_EXCHANGE else torch_ops.detached(tensors)

@@ -1,22 +1,16 @@
-"""torch tensors: autocast, gradients, and the forms that the kernels take."""
+"""attention() of torch tensors: which derivatives a call has, and the autograd functions of eager code."""
 
 import torch
 from torch._guards import _TLS
 
-from flash_attention import _core, routes
-from flash_attention.arguments.names import refusal
+from flash_attention import _core, routes, tracing
 from flash_attention.arguments.seeds import signed
-from flash_attention.arguments.shapes import check_tensors, score_width
 from flash_attention.options import NUM_TENSORS, Options, Tensors, has_statistics, made_deterministic
 from flash_attention.pytorch import flops, op_autograd, statistics  # noqa: F401 (what ops have)
 from flash_attention.pytorch import ops as torch_ops
+from flash_attention.pytorch.canonical import canonical, is_any_autocast_enabled, is_plain
 from flash_attention.pytorch.gradients import Held, gradients, in_places, needed
 from flash_attention.pytorch.transforms import TransformedAttention, forward_mode, is_transformed
-
-_NO_EXTRAS = (None,) * (NUM_TENSORS - 3)
-_NAMES = Tensors._fields
-_AUTOCAST_FROM = (torch.float32, torch.float16, torch.bfloat16)
-is_any_autocast_enabled = torch._C._is_any_autocast_enabled
 
 
 def run(tensors, options, seed, offset, return_lse):
@@ -24,28 +18,9 @@ def run(tensors, options, seed, offset, return_lse):
     if not isinstance(q, torch.Tensor) and torch.overrides.has_torch_function((q,)):  # a proxy of torch.fx
         arguments = tuple(tensors), tuple(options), seed, offset, return_lse
         return torch.overrides.handle_torch_function(_run_of_graph, (q,), *arguments)
-    check(tensors)
     seed = None if seed is None else signed(seed)
     offset = signed(offset)
-    extras = ()
-    try:
-        if is_any_autocast_enabled() and torch.is_autocast_enabled(q.device.type):
-            dtype = torch.get_autocast_dtype(q.device.type)
-            tensors = Tensors(*(_autocast(tensor, dtype) for tensor in tensors[:3]), *tensors[3:])
-        if not is_plain(tensors):
-            tensors = _as_taken(tensors, options)
-            extras = tensors[3:NUM_TENSORS]
-        q, k, v, bias, sink = tensors.q, tensors.k, tensors.v, tensors.bias, tensors.sink
-        wants_gradient = torch.is_grad_enabled() and (
-            q.requires_grad
-            or k.requires_grad
-            or v.requires_grad
-            or (bias is not None and bias.requires_grad)
-            or (sink is not None and sink.requires_grad)
-        )
-    except (AttributeError, IndexError):
-        check_tensors(tensors)
-        raise
+    tensors = canonical(tensors, options)
     if has_statistics(options):
         if is_transformed():
             raise NotImplementedError(
@@ -53,20 +28,27 @@ def run(tensors, options, seed, offset, return_lse):
                 "take none of them"
             )
         return statistics.run(tensors, options, seed, offset, return_lse)
+    q, k, v, *extras = tensors[:NUM_TENSORS]
     if is_transformed():
         found = forward_mode(tensors, options, seed, offset)
-        out, lse = found or TransformedAttention.apply(q, k, v, Held(options), seed, offset, *(extras or _NO_EXTRAS))[:2]
-    elif wants_gradient and (routes.is_tracing() or not torch._C._is_tracing()):
+        out, lse = found or TransformedAttention.apply(q, k, v, Held(options), seed, offset, *extras)[:2]
+    elif not _wants_gradient(tensors):
+        out, lse, _ = torch_ops.forward(tensors, options, seed, offset, return_lse)
+    else:
         if torch.are_deterministic_algorithms_enabled():
             options = made_deterministic(options)
-        eager = not routes.is_tracing() and type(q) is routes.eager_type
-        if not eager:  # torch.compile wants each tensor once
-            v = v.view_as(v) if v is q or v is k else v
-            k = k.view_as(k) if k is q else k
-        out, lse = (_apply_attention if eager else Attention.apply)(q, k, v, options, seed, offset, *extras)
-    else:  # or torch.jit.trace is at work: it records the op, which has gradients of its own
-        out, lse, _ = torch_ops.forward(tensors, options, seed, offset, return_lse)
+        if torch_ops.is_watched(q):  # it sees the op, which has gradients of its own
+            out, lse, _ = torch_ops.forward(tensors, options, seed, offset, True)
+        else:
+            out, lse = _apply_attention(q, k, v, options, seed, offset, *(() if is_plain(tensors) else extras))
     return (out, lse) if return_lse else out
+
+
+def _wants_gradient(tensors):
+    if not torch.is_grad_enabled():
+        return False
+    given = tensors.q, tensors.k, tensors.v, tensors.bias, tensors.sink
+    return any([tensor is not None and tensor.requires_grad for tensor in given])
 
 
 def _run_of_graph(tensors, options, seed, offset, return_lse):
@@ -112,7 +94,7 @@ class PlainAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx, dout):
         q, k, v, out, lse = ctx.saved_tensors
-        traced = routes.is_tracing() or torch.is_grad_enabled()
+        traced = tracing.is_tracing() or torch.is_grad_enabled()
         return *(_plain_gradients if traced else _core.attention_backward)(q, k, v, out, lse, dout, ctx.options), None
 
 
@@ -129,8 +111,8 @@ _apply_attention = _apply_in_eager(Attention)
 
 
 def connect():
-    """Tells the binding and routes.py what torch is: from then on eager calls are C functions."""
-    routes.state_of_torch = _TLS
+    """Tells the binding and tracing.py what torch is: from then on eager calls are C functions."""
+    tracing.state_of_torch = _TLS
     _core.set_eager(
         tensor=torch.Tensor if torch_ops.HAS_EXCHANGE else torch._C.TensorBase,  # the C functions take no tensor
         empty_like=torch.empty_like,
@@ -154,77 +136,3 @@ def connect():
         options=Options,
     )
     routes.eager_type = torch.Tensor if torch_ops.HAS_EXCHANGE else None
-
-
-def check(tensors):
-    """Refuses what is no strided tensor of torch, and a mix of memory and of shapes alone."""
-    q = tensors.q
-    if tensors.k is None or tensors.v is None:
-        raise refusal(TypeError, "k" if tensors.k is None else "v", "expected a tensor, got None")
-    for name, tensor in zip(_NAMES, tensors, strict=True):
-        if tensor is None:
-            continue
-        if not isinstance(tensor, torch.Tensor):
-            raise refusal(TypeError, name, f"expected a tensor of torch, as {{q}} is, got {type(tensor).__name__}")
-        if tensor.is_nested:
-            raise refusal(
-                TypeError, name, "got a nested tensor; attention_packed takes sequences end to end with cu_seqlens"
-            )
-        if tensor.layout is not torch.strided:
-            raise refusal(TypeError, name, f"got layout {tensor.layout}; only torch.strided is allowed")
-        if tensor.is_meta is not q.is_meta:
-            raise refusal(ValueError, name, f"is on {tensor.device}; {{q}} is on {q.device}, and all must be on one device")
-
-
-def is_plain(tensors):
-    """Whether q, k and v are all that there is."""
-    scores = tensors.bias is tensors.mask is tensors.alibi_slopes is tensors.sink is None
-    lengths = tensors.cu_seqlens_q is tensors.seqused_q is tensors.seqused_kv is tensors.key_lengths is None
-    lists = tensors.key_indices is tensors.key_blocks is tensors.key_counts is None
-    return scores and lengths and lists and tensors.hidden_rows is tensors.block_mask is None
-
-
-def _autocast(tensor, dtype):
-    return tensor.to(dtype) if getattr(tensor, "dtype", None) in _AUTOCAST_FROM else tensor
-
-
-def _as_taken(tensors, options):
-    """The tensors with bias, mask, slopes and sink as the kernels take them."""
-    q, k, v, bias, mask, slopes, sink, *others = tensors
-    if bias is mask is slopes is sink is None:
-        return tensors
-    if slopes is not None and torch.is_grad_enabled() and getattr(slopes, "requires_grad", False):
-        refuse_gradient("alibi_slopes", "score - slope[h] * abs(i - j)")
-    width = score_width(tensors, options)
-    bias = None if bias is None else _scores(bias, width)
-    mask = None if mask is None else _scores(mask, width)
-    return Tensors(q, k, v, bias, mask, _single(slopes), _single(sink), *others)
-
-
-def refuse_gradient(name, score_mod):
-    """An argument without a gradient that asks for one: it would not learn, and no error would say so."""
-    raise refusal(
-        NotImplementedError,
-        name,
-        f"requires a gradient, which is not computed; detach() it, or write it as a score_mod, {score_mod}, whose tensors "
-        "have gradients",
-    )
-
-
-def _single(values):
-    return None if values is None else values.float().contiguous()
-
-
-def _scores(scores, width):
-    """A bias or mask as the kernels take it: last axis whole and of stride 1, size 1 where it broadcasts.
-
-    An expanded axis is narrowed, so that its gradient is summed by the kernel and torch's expand adds nothing to it.
-    """
-    if scores.dim() == 0:
-        return scores
-    if scores.shape[-1] == 1 and width != 1:
-        scores = scores.expand(*scores.shape[:-1], width)
-    for axis in range(scores.dim() - 1):
-        if scores.stride(axis) == 0 and scores.shape[axis] > 1:
-            scores = scores.narrow(axis, 0, 1)
-    return scores if scores.stride(-1) == 1 else scores.contiguous()

@@ -6,18 +6,21 @@ As pytorch.ops: eager code calls the binding, whatever traces goes through torch
 import torch
 
 from flash_attention import _core
+from flash_attention.arguments import names
 from flash_attention.arguments.seeds import signed, unsigned
 from flash_attention.arguments.shapes import lse_shape
 from flash_attention.options import NUM_TENSORS, Tensors, split
-from flash_attention.pytorch import autograd as torch_autograd
 from flash_attention.pytorch import ops as torch_ops
+from flash_attention.pytorch.canonical import canonical
 from flash_attention.pytorch.gradients import refusing_gradients
 
 FLOAT8 = {torch.float8_e4m3fn: "float8_e4m3", torch.float8_e5m2: "float8_e5m2"}
 _OUT = (torch.bfloat16, torch.float16, torch.float32)
 _NARROW = (
-    "Tensor? q_scale, Tensor? k_scale, Tensor? v_scale, str codes, ScalarType out_dtype, SymInt? seed=None, SymInt offset=0"
+    "Tensor? q_scale, Tensor? k_scale, Tensor? v_scale, str codes, ScalarType out_dtype, SymInt? seed=None, "
+    f"SymInt offset=0, {torch_ops.NAMES}"
 )
+_NUM_NARROW = 7
 
 
 def run(tensors, options, seed, offset, return_lse, q_descale, k_descale, v_descale, out_dtype):
@@ -38,14 +41,13 @@ def run(tensors, options, seed, offset, return_lse, q_descale, k_descale, v_desc
         raise ValueError('kernel: the textbook algorithm, "standard", takes no 8-bit tensors')
     scales = _descales(tensors, options, q_descale, k_descale, v_descale)
     codes = FLOAT8[q.dtype]
-    torch_autograd.check(tensors)
-    tensors = torch_autograd._as_taken(tensors, options)
+    tensors = canonical(tensors, options)
     sources = (*tensors[:3], tensors.bias, tensors.sink, *scales)
     seed, offset = None if seed is None else signed(seed), signed(offset)
     tensors = Tensors(*(tensor.view(torch.uint8) for tensor in (q, k, v)), *tensors[3:])
     if torch_ops.is_watched(q):
         out, lse = torch.ops.flash_attention.forward_narrow(
-            *tensors[:NUM_TENSORS], *options, *scales, codes, out_dtype, seed, offset
+            *tensors[:NUM_TENSORS], *options, *scales, codes, out_dtype, seed, offset, names.as_text()
         )
     else:
         out, lse = _forward(tensors, options, return_lse, *scales, codes, out_dtype, seed, offset)
@@ -110,7 +112,9 @@ torch_ops.library.define(
 
 def _forward_op(*arguments):
     tensors, options, narrow = split(arguments)
-    return _forward(tensors, options, True, *narrow)
+    narrow, of_caller = narrow[:_NUM_NARROW], narrow[_NUM_NARROW:]
+    with names.renamed_by(*of_caller):
+        return _forward(tensors, options, True, *narrow)
 
 
 def _forward_fake(*arguments):

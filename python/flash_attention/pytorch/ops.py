@@ -9,6 +9,7 @@
 import torch
 
 from flash_attention import _core
+from flash_attention.arguments import names
 from flash_attention.arguments.seeds import unsigned
 from flash_attention.arguments.shapes import check_tensors, lse_shape
 from flash_attention.options import NUM_TENSORS, split
@@ -19,6 +20,7 @@ _KINDS = {
 }  # fmt: skip
 TENSORS = ", ".join(f"Tensor{'' if name in ('q', 'k', 'v') else '?'} {name}" for name in _core.tensors[:NUM_TENSORS])
 OPTIONS = ", ".join(f"{_KINDS[kind]} {name}" for name, kind, _ in _core.options)
+NAMES = "str names=''"  # what the caller of the op calls its arguments: arguments/names.py
 
 # torch 2.11 hands tensors over by a C table, with their stream; before that, by __dlpack__, which refuses requires_grad.
 HAS_EXCHANGE = hasattr(torch.Tensor, "__dlpack_c_exchange_api__")
@@ -52,7 +54,7 @@ def _is_batched(gradient):
 def forward(tensors, options, seed, offset, need_lse):
     """(out, lse or None, rng_state or None); rng_state is int64 [2], (seed, offset) of the dropout that was used."""
     if is_watched(tensors.q):
-        return torch.ops.flash_attention.forward(*tensors[:NUM_TENSORS], *options, seed, offset)
+        return torch.ops.flash_attention.forward(*tensors[:NUM_TENSORS], *options, seed, offset, names.as_text())
     return _forward(tensors, options, seed, offset, need_lse)
 
 
@@ -147,7 +149,7 @@ if hasattr(torch.Tag, "needs_exact_strides"):
     TAGS.append(torch.Tag.needs_exact_strides)
 EXACT_STRIDES = TAGS[1:]
 library.define(
-    f"forward({TENSORS}, {OPTIONS}, SymInt? seed, SymInt offset) -> (Tensor out, Tensor lse, Tensor rng_state)",
+    f"forward({TENSORS}, {OPTIONS}, SymInt? seed, SymInt offset, {NAMES}) -> (Tensor out, Tensor lse, Tensor rng_state)",
     tags=TAGS,
 )
 library.define(
@@ -158,8 +160,9 @@ library.define(
 
 
 def _forward_op(*arguments):
-    tensors, options, (seed, offset) = split(arguments)
-    out, lse, rng_state = _forward(tensors, options, seed, offset, True)
+    tensors, options, (seed, offset, *of_caller) = split(arguments)
+    with names.renamed_by(*of_caller):
+        out, lse, rng_state = _forward(tensors, options, seed, offset, True)
     return out, lse, _no_rng_state(tensors.q) if rng_state is None else rng_state
 
 

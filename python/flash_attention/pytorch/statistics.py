@@ -6,8 +6,9 @@ none.
 
 import torch
 
+from flash_attention.arguments import names
 from flash_attention.arguments.shapes import key_mass_shape, lse_shape, max_logit_shape
-from flash_attention.options import NUM_OPTIONS, NUM_TENSORS, Options, Tensors, made_deterministic, split
+from flash_attention.options import NUM_TENSORS, Options, Tensors, made_deterministic, split
 from flash_attention.pytorch import ops
 from flash_attention.pytorch.gradients import refuse
 
@@ -19,15 +20,17 @@ _MAX_LOGIT, _KEY_MASS, _ENTROPY = (Options._fields.index(name) for name in _ASKE
 def run(tensors, options, seed, offset, return_lse):
     if torch.are_deterministic_algorithms_enabled():
         options = made_deterministic(options)
-    out, lse, _, *statistics = torch.ops.flash_attention.forward_statistics(*tensors[:NUM_TENSORS], *options, seed, offset)
+    out, lse, _, *statistics = torch.ops.flash_attention.forward_statistics(
+        *tensors[:NUM_TENSORS], *options, seed, offset, names.as_text()
+    )
     asked = options.return_max_logit, options.return_key_mass, options.return_entropy
     found = [values for values, on in zip(statistics, asked, strict=True) if on]
     return (out, lse, *found) if return_lse else (out, *found)
 
 
 ops.library.define(
-    f"forward_statistics({ops.TENSORS}, {ops.OPTIONS}, SymInt? seed, SymInt offset) -> (Tensor out, Tensor lse, "
-    "Tensor rng_state, Tensor max_logit, Tensor key_mass, Tensor entropy)",
+    f"forward_statistics({ops.TENSORS}, {ops.OPTIONS}, SymInt? seed, SymInt offset, {ops.NAMES}) -> (Tensor out, "
+    "Tensor lse, Tensor rng_state, Tensor max_logit, Tensor key_mass, Tensor entropy)",
     tags=ops.TAGS,
 )
 ops.library.define(
@@ -57,9 +60,10 @@ def _asked(statistics, options):
 
 
 def _forward(*arguments):
-    tensors, options, (seed, offset) = split(arguments)
+    tensors, options, (seed, offset, *of_caller) = split(arguments)
     statistics = _empty(tensors, options)
-    out, lse, rng_state = ops._forward(tensors, options, seed, offset, True, _asked(statistics, options))
+    with names.renamed_by(*of_caller):
+        out, lse, rng_state = ops._forward(tensors, options, seed, offset, True, _asked(statistics, options))
     return out, lse, ops._no_rng_state(tensors.q) if rng_state is None else rng_state, *statistics
 
 
@@ -103,7 +107,7 @@ def _save(ctx, inputs, output):
 
 def _differentiate(ctx, dout, dlse, _, unused, dkey_mass, dentropy):
     *tensors, out, lse, rng_state, entropy = ctx.saved_tensors
-    found = [None] * (NUM_TENSORS + NUM_OPTIONS + 2)
+    found = [None] * len(ctx.needs_input_grad)
     if dout is dlse is dkey_mass is dentropy is None:
         return tuple(found)
     needs = ctx.needs_input_grad[_BIAS], ctx.needs_input_grad[_SINK]

@@ -97,19 +97,21 @@ class TransformedAttention(torch.autograd.Function):
 
 
 def _forward_over(info, in_dims, *arguments):
-    tensors, options, (seed, offset) = split(arguments)
+    tensors, options, (seed, offset, *of_caller) = split(arguments)
     dims = Tensors(*in_dims[:NUM_TENSORS])
     op = torch.ops.flash_attention.forward
     dropout_p = options.dropout_p
     if not dropout_p and _folds(tensors, dims):
-        out, lse, rng_state = op(*_fold(tensors, dims, info.batch_size), *options, seed, offset)
+        out, lse, rng_state = op(*_fold(tensors, dims, info.batch_size), *options, seed, offset, *of_caller)
         return (_unfold(out, info), _unfold(lse, info), rng_state), (0, 0, None)
     if dropout_p and seed is None:
         if info.randomness == "error":
             raise RuntimeError('vmap: dropout_p needs randomness="same" or randomness="different"')
         if info.randomness == "same":
             seed = int(torch.randint(2**63 - 1, (), device="cpu"))
-    return _one_by_one(info, dims[:NUM_TENSORS], tensors[:NUM_TENSORS], lambda slices: op(*slices, *options, seed, offset))
+    return _one_by_one(
+        info, dims[:NUM_TENSORS], tensors[:NUM_TENSORS], lambda slices: op(*slices, *options, seed, offset, *of_caller)
+    )
 
 
 def _backward_over(info, in_dims, *arguments):

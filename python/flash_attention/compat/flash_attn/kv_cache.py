@@ -7,15 +7,14 @@ from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from flash_attention.append import append_kv
-from flash_attention.arguments.head_dim import padded_cache
 from flash_attention.arguments.names import Renamed
 from flash_attention.arguments.tables import as_int32, check_range
 from flash_attention.compat.flash_attn.kv_append import append_and_turn
 from flash_attention.compat.flash_attn.kv_arguments import CacheCall, check_room
 from flash_attention.compat.flash_attn.options_of_3 import options_of_3
 from flash_attention.pytorch.gradients import refusing_gradients
-from flash_attention.routes import Caller, is_tracing, route
-from flash_attention.torch_cache import attention_over_cache
+from flash_attention.routes import Caller, route
+from flash_attention.tracing import is_tracing
 
 
 def flash_attn_with_kvcache(
@@ -166,6 +165,7 @@ _OF_ATTENTION = {
     "v_scale": "v_descale",
 }
 _CALLER = Caller(over_cache=True, names=_OF_ATTENTION, any_form=True, function="flash_attn_with_kvcache")
+_LATENT = _CALLER._replace(any_form=False)  # zeros would go between a key's two parts
 
 
 def _is_plain(q, caches, new, lengths, table):
@@ -212,11 +212,10 @@ def check_qv(q, qv, v_cache):
 
 
 def _over_cache(q, k, v, *, qv=None, scale=None, **options):
-    with Renamed(_OF_ATTENTION):
-        if qv is None:
-            return padded_cache(q, k, v, scale=scale, **options)
-        scale = (q.shape[-1] + qv.shape[-1]) ** -0.5 if scale is None else scale
-        return attention_over_cache(torch.cat((qv, q), dim=-1), k, v, scale=scale, latent=True, **options)
+    if qv is None:
+        return route()(q, k, v, caller=_CALLER, scale=scale, **options)
+    scale = (q.shape[-1] + qv.shape[-1]) ** -0.5 if scale is None else scale
+    return route()(torch.cat((qv, q), dim=-1), k, v, caller=_LATENT, scale=scale, latent=True, **options)
 
 
 @torch.no_grad()
