@@ -1,6 +1,6 @@
-"""Entrances with the names, layouts and meanings of other libraries. They rename arguments and call the package's own.
+"""Functions with the names, layouts and meanings of other libraries. They rename arguments and call this package.
 
-Each has its short path, too: flash_attention.flash_attn is flash_attention.compat.flash_attn, the same module.
+Each module also has a short path: flash_attention.flash_attn is the same module as flash_attention.compat.flash_attn.
 """
 
 import sys
@@ -34,5 +34,5 @@ class _ShortPaths:
 
 
 def install(package):
-    """Makes the short paths of `package` lead here."""
+    """Makes the short paths of `package` lead to these modules."""
     sys.meta_path.insert(0, _ShortPaths(package))

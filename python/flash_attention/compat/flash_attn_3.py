@@ -1,10 +1,10 @@
 """FlashAttention-3's functions over this library, in its positional order: `from flash_attention import flash_attn_3`.
 
-q, k and v in float8 go with q_descale, k_descale and v_descale, float32 [batch, heads_k], and give out in bfloat16; forward
-only. Over a cache of 8 bits queries in float8 are attended as bfloat16, which holds their codes: nothing is rounded more.
-qv is refused with float8; flash_attn_with_kvcache reads the cache once for it, the other functions copy columns together.
-num_splits, pack_gqa, sm_margin and scheduler_metadata change nothing: the schedule is made where the lengths are, on the
-device. return_attn_probs and return_softmax_lse give (out, softmax_lse).
+q, k and v may be float8 with q_descale, k_descale and v_descale, float32 [batch, heads_k]; out is then bfloat16; forward
+only. Over a cache of 8 bits queries in float8 are converted to bfloat16, which holds their codes exactly. qv is refused
+with float8; flash_attn_with_kvcache reads the cache once for it, the other functions copy columns together. num_splits,
+pack_gqa, sm_margin and scheduler_metadata have no effect: the schedule is computed on the device, from the lengths there.
+return_attn_probs and return_softmax_lse give (out, softmax_lse).
 """
 
 from typing import Any, NoReturn
@@ -235,13 +235,13 @@ def flash_attn_combine(
     out_dtype: torch.dtype | None = None,
     **wrong: NoReturn,
 ) -> tuple[Tensor, Tensor]:
-    """(out, softmax_lse) of all keys, from those of parts of them.
+    """(out, softmax_lse) over all keys, from the results over parts of them.
 
         parts = torch.randn(3, 2, 16, 4, 64), torch.randn(3, 2, 16, 4)  # the last of lse is the head
         out, lse = flash_attn_combine(*parts)
 
     out_partial: [parts, batch, seq, heads, head_dim], or [parts, total, heads, head_dim]; lse_partial: the same without
-    head_dim, natural logarithm. out: where the result is written; out_dtype: that of out_partial if None.
+    head_dim, natural logarithm. out: a tensor for the result; out_dtype: that of out_partial if None.
     """
     if wrong:
         refuse_keywords(flash_attn_combine, wrong)
@@ -283,7 +283,7 @@ def get_scheduler_metadata(
     sm_margin: int = 0,
     **wrong: NoReturn,
 ) -> Tensor:
-    """An empty int32 tensor, for scheduler_metadata: the schedule is made by the kernel, from the lengths of that call.
+    """An empty int32 tensor, for scheduler_metadata: the kernel computes its schedule from the lengths of the call.
 
     For example:
 
@@ -303,7 +303,7 @@ def _common(scale, causal, window, softcap, attention_chunk, rest):
 
 
 def with_qv(q, k, v, qv, scale):
-    """q, k and the scale of scores q k^T + qv v^T: the columns side by side."""
+    """q, k and the scale for scores q k^T + qv v^T: the columns are concatenated."""
     if qv is None:
         return q, k, scale
     check_qv(q, qv, v)

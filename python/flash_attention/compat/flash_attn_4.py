@@ -1,13 +1,13 @@
 """FlashAttention-4's functions (flash_attn.cute) over this library: `from flash_attention import flash_attn_4`.
 
 score_mod and mask_mod are Python functions of torch's operations on tensors without axes. They are called as
-FlashAttention-4 calls them (keywords q_idx, kv_idx, seqlen_info, aux_tensors, and aux_scalars if given), or, with five and
-four parameters, as FlexAttention calls them. Functions that CuTe compiled are refused by name: their body is a GPU's code.
+in FlashAttention-4 (keywords q_idx, kv_idx, seqlen_info, aux_tensors, and aux_scalars if given), or, if they have five and
+four parameters, as in FlexAttention. Functions that CuTe has compiled are refused by name: their body is GPU code.
 Derivatives are those of score_mod itself, so score_mod_bwd is refused; aux_tensors that require gradients get them. Both
 functions return (out, lse), lse None unless return_lse.
 
 num_splits, pack_gqa, scheduler_metadata, seqlen_k_per_split, min_seqlen_k, the choices of the backward pass and
-block_sparse_tensors_bwd change no result and nothing here.
+block_sparse_tensors_bwd do not change results; they are accepted, without effect.
 """
 
 import inspect
@@ -26,7 +26,7 @@ from flash_attention.torch_cache import attention_over_cache
 __all__ = ["flash_attn_func", "flash_attn_varlen_func"]
 
 
-# What callers know ours by.
+# The callers' names for our arguments.
 _NAMES = {
     "window": "window_size",
     "window_left": "window_size[0]",
@@ -124,7 +124,7 @@ def flash_attn_varlen_func(
 ) -> tuple[Tensor, Tensor | None]:
     """The same for sequences of different lengths. q, and k and v, are [total, heads, head_dim] with cu_seqlens, or
     [batch, seq, heads, head_dim], of which the first seqused rows count. With page_table, int32 [batch, pages], k and v are
-    pages [num_pages, page_size, heads_k, head_dim]; that is forward only and takes no score_mod and mask_mod. lse is
+    pages [num_pages, page_size, heads_k, head_dim]; that is forward only, without score_mod and mask_mod. lse is
     [heads, total_q] or [batch, heads, seq_q]; with qv the heads are its last axis.
 
     For example:
@@ -179,7 +179,7 @@ def flash_attn_varlen_func(
 
 
 class _Lengths:
-    """seqlen_info of a function: the lengths of the sequence that it is asked about, and where it begins."""
+    """seqlen_info of a function: the lengths of its sequence, and its first rows."""
 
     def __init__(self, seqlen_q, seqlen_k, starts_q=None, starts_k=None, sequence=None):
         self._given, self._sequence = (seqlen_q, seqlen_k, starts_q, starts_k), sequence
@@ -240,10 +240,10 @@ class _Mods:
 
 
 def _parameters(name, function):
-    """How many parameters it has; functions that CuTe compiled are refused."""
+    """The number of parameters. Functions that CuTe has compiled are refused."""
     if not callable(function):
         raise TypeError(f"{name}: expected a function, got {type(function).__name__}")
-    # The wrapper that CuTe's decorators make has the module and the name of what it wraps; its globals are CuTe's.
+    # The wrapper of CuTe's decorators has the module and the name of the wrapped function, but CuTe's globals.
     home = getattr(function, "__globals__", {}).get("__name__", type(function).__module__)
     if home.partition(".")[0] == "cutlass":
         raise NotImplementedError(

@@ -34,11 +34,11 @@ _EXPANDED_BYTES = 1 << 28  # of rows of 8 bits that are expanded at a time
 
 @dataclasses.dataclass
 class FlashMLASchedMeta:
-    """Empty: the schedule is made by the kernel, from the lengths of the call."""
+    """Empty: the kernel computes its schedule from the lengths of the call."""
 
 
 def get_mla_metadata(*args: Any, **kwargs: Any) -> tuple[FlashMLASchedMeta, None]:
-    """(metadata, None), which flash_mla_with_kvcache takes and does not need; arguments are those of older versions.
+    """(metadata, None), which flash_mla_with_kvcache accepts and does not need. The arguments are those of older versions.
 
     For example:
 
@@ -78,20 +78,20 @@ def flash_mla_with_kvcache(
 
     Args:
         k_cache: [num_pages, page_size, heads_k, head_dim]; the first head_dim_v columns are the values.
-        block_table: int32 [batch, pages]; entries behind a sequence's keys may be anything.
+        block_table: int32 [batch, pages]; entries after a sequence's keys may be anything.
         cache_seqlens: int32 [batch].
         softmax_scale: 1 / sqrt(head_dim) if None.
-        causal: the last query sees the last key, the one before it one less.
-        is_fp8_kvcache: k_cache is float8_e4m3fn, or the bytes of it, and worth code * k_scale.
-        k_scale: this library's own: a number, float32 [1], [batch, heads_k], or [num_pages, page_size, heads_k].
+        causal: the last query sees all keys, each earlier query one key less.
+        is_fp8_kvcache: k_cache is float8_e4m3fn, or its bytes, with the value code * k_scale.
+        k_scale: an argument of this library: a number, float32 [1], [batch, heads_k], or [num_pages, page_size, heads_k].
         indices: int32 [batch, seq_q, topk]: the slots, page * page_size + row, of the keys that each query attends to.
-            Negative ones, and those past the cache, are no keys. block_table and cache_seqlens are not read then, as in
-            FlashMLA, and causal is False. The cache is of 16 or 32 bits, or with is_fp8_kvcache of rows of 656 or 584
-            bytes, as write_fp8_cache writes them, which are expanded to q's type first.
-        topk_length: int32 [batch]; entries of indices from there on are not read.
+            Negative slots, and those past the cache, are not keys. As in FlashMLA, block_table and cache_seqlens are then
+            not read, and causal must be False. The cache has 16 or 32 bits, or with is_fp8_kvcache rows of 656 or 584
+            bytes in the form of write_fp8_cache, which are first expanded to q's type.
+        topk_length: int32 [batch]; later entries of indices are not read.
         attn_sink: float32 [heads_q]; out is multiplied by exp(lse) / (exp(lse) + exp(sink)), and lse is without it.
-        extra_k_cache, extra_indices_in_kvcache, extra_topk_length: a second cache of the same kind with lists of its own;
-            the keys of both share one softmax.
+        extra_k_cache, extra_indices_in_kvcache, extra_topk_length: a second cache of the same kind with its own lists; the
+            keys of both share one softmax.
 
     Returns out [batch, seq_q, heads_q, head_dim_v] and softmax_lse float32 [batch, heads_q, seq_q], natural logarithm, +inf
     for a query that sees no key.
@@ -153,10 +153,10 @@ def flash_mla_sparse_fwd(
     Args:
         q: [seq_q, heads_q, head_dim].
         kv: [seq_kv, heads_kv, head_dim]; the first d_v columns are the values.
-        indices: int32 [seq_q, heads_kv, topk]; negative entries, and those past seq_kv, are no keys. One that stands twice
-            counts twice.
+        indices: int32 [seq_q, heads_kv, topk]; negative entries, and those past seq_kv, are not keys. A key that is in a
+            list twice counts twice.
         attn_sink: float32 [heads_q]; out is multiplied by exp(lse) / (exp(lse) + exp(sink)), and lse is without it.
-        topk_length: int32 [seq_q]; entries from there on are not read.
+        topk_length: int32 [seq_q]; later entries are not read.
 
     Returns out [seq_q, heads_q, d_v], max_logits and lse, float32 [seq_q, heads_q], natural; of a query without keys 0,
     -inf and +inf.
@@ -284,7 +284,7 @@ def _as_slots(cache, indices):
     pages, size, heads, dim = cache.shape
     if pages <= 1 or cache.stride(0) == size * cache.stride(1):
         return cache.as_strided((1, pages * size, heads, dim), (0, *cache.stride()[1:]), cache.storage_offset()), indices
-    if cache.stride(0) % cache.stride(1) == 0:  # rows between the pages, which no list names
+    if cache.stride(0) % cache.stride(1) == 0:  # rows between the pages, which are in no list
         apart = cache.stride(0) // cache.stride(1)
         slots = torch.where((indices >= 0) & (indices < pages * size), indices // size * apart + indices % size, -1)
         rows = (pages - 1) * apart + size
@@ -293,8 +293,8 @@ def _as_slots(cache, indices):
 
 
 def _over_rows(q, caches, head_dim_v, scale):
-    """(out, lse) over caches of 8 bits, whose rows are expanded first: all of them, or if those are more than the lists
-    name, the listed ones, side by side, so that each query has a sequence of its own.
+    """(out, lse) over caches of 8 bits, whose rows are expanded first: all rows, or only the listed ones if these are
+    fewer. Listed rows are stored for each query in turn, so that each query has its own sequence.
     """
     sizes = []
     for name, cache, _, _ in caches:
@@ -336,7 +336,7 @@ def _over_rows(q, caches, head_dim_v, scale):
 
 
 def _named_slots(cache, indices, length, size):
-    """The lists, with -1 for all that is no key."""
+    """The lists, with -1 for entries that are not keys."""
     kept = (indices >= 0) & (indices < size)
     if length is not None:
         kept &= torch.arange(indices.shape[-1], device=indices.device) < length.view(-1, 1, 1)

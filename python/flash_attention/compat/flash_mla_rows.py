@@ -18,7 +18,7 @@ _LARGEST = 448.0  # of float8_e4m3fn
 
 @dataclasses.dataclass(frozen=True)
 class RowFormat:
-    """What the bytes of a row are."""
+    """The layout of a row's bytes."""
 
     bytes: int
     codes: int  # columns of 8 bits
@@ -74,7 +74,7 @@ def write_fp8_cache(
     scales: Literal["power_of_two", "float32"] = "power_of_two",
     **wrong: NoReturn,
 ) -> None:
-    """Writes latent keys in 8 bits into the rows of a cache that `slots` name; all other bytes stay as they are.
+    """Writes latent keys in 8 bits into the rows of a cache that `slots` name; all other bytes stay unchanged.
 
         cache = new_fp8_cache(4, 64, 656)
         pages, lengths = torch.tensor([[2, 0]]), torch.tensor([70])  # the next token of a sequence is in row 6 of page 0
@@ -82,10 +82,10 @@ def write_fp8_cache(
         write_fp8_cache(cache, slots, torch.randn(1, 576))
 
     Args:
-        cache: uint8, int8 or float8_e4m3fn [num_pages, page_size, 1, 656 or 584]; rows of a page side by side, pages
-            anywhere. new_fp8_cache makes one.
+        cache: uint8, int8 or float8_e4m3fn [num_pages, page_size, 1, 656 or 584]; the rows of a page are adjacent, pages
+            may be anywhere. new_fp8_cache makes one.
         slots: int32 or int64 [tokens]: page * page_size + row. A token whose slot is negative, or past the cache, is not
-            written. No slot twice.
+            written. Slots must differ.
         kv: [tokens, 576] for rows of 656 bytes, [tokens, 512] for rows of 584; float32, float16 or bfloat16.
         scales: "power_of_two", the smallest power of two with which the largest column of a block fits; "float32", the
             largest column divided by 448, for rows of 656 bytes.
@@ -117,7 +117,7 @@ def write_fp8_cache(
         rows, exponents = torch.cat((codes, own), 1), torch.nn.functional.pad(biased, (0, form.side - form.scales))
     else:
         rows = torch.cat((codes, factors.contiguous().view(torch.uint8), own), 1)
-    # A token that is not written repeats what the first written one writes; without one, what is there.
+    # A token that is not written repeats the bytes of the first written token; without one, the bytes in the cache.
     written = (slots >= 0) & (slots < room)
     source = torch.where(written, torch.arange(slots.shape[0], device=slots.device), written.int().argmax())
     slots = torch.where(written.any(), slots[source], 0).long()
@@ -129,7 +129,7 @@ def write_fp8_cache(
 
 @torch.no_grad()
 def read_fp8_cache(cache: Tensor, slots: Tensor, dtype: torch.dtype = torch.bfloat16, **wrong: NoReturn) -> Tensor:
-    """What the rows of a cache of 8 bits are worth: [*slots.shape, 576 or 512] of `dtype`, rounded once.
+    """The values of rows of a cache of 8 bits: [*slots.shape, 576 or 512] of `dtype`, rounded once.
 
         cache = new_fp8_cache(4, 64, 584)
         write_fp8_cache(cache, torch.tensor([3]), torch.ones(1, 512))
@@ -153,7 +153,7 @@ def read_fp8_cache(cache: Tensor, slots: Tensor, dtype: torch.dtype = torch.bflo
 
 
 def views_of(name, cache):
-    """The rows of a cache by page and row, the scales that stand behind the rows of a page, or None, and the format."""
+    """The rows of a cache by page and row, the scales after the rows of a page (or None), and the format."""
     if not isinstance(cache, Tensor) or cache.dim() != 4 or cache.shape[2] != 1 or cache.element_size() != 1:
         got = f"{cache.dtype} {list(cache.shape)}" if isinstance(cache, Tensor) else type(cache).__name__
         raise ValueError(f"{name}: got {got}; expected 8 bits [num_pages, page_size, 1, 656 or 584]")

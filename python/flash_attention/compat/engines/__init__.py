@@ -1,1 +1,1 @@
-"""Attention of serving engines: vLLM and SGLang find these by their entry points. Nothing is active unasked."""
+"""Attention of serving engines. vLLM and SGLang find these modules by their entry points; users must select them."""

@@ -1,4 +1,4 @@
-"""What an engine must look like for a plug-in to be loaded: the parameters that it passes to each method."""
+"""The interface that an engine must have for its plug-in: the parameters that it passes to each method."""
 
 import importlib.metadata
 import inspect

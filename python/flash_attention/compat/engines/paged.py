@@ -1,4 +1,4 @@
-"""What the engines share: writing new rows to a cache in slots, and attending over its pages."""
+"""Shared by the engines: writing new rows to slots of a cache, and attention over its pages."""
 
 import functools
 
@@ -11,8 +11,8 @@ from flash_attention.arguments.head_dim import padded_cache
 def write_slots(k_pages, v_pages, k, v, slots, **scales):
     """Writes rows k and v [tokens, heads, dim] to the slots of pages [pages, page_size, heads, dim].
 
-    A slot below 0 belongs to a token that fills up a batch: its row is not written. On a GPU there is no look at the slots,
-    so a CUDA graph can be captured. scales: k_scale and v_scale of pages in 8 bits.
+    A slot below 0 belongs to a token that pads the batch: its row is not written. On a GPU the slots are not read, so a
+    CUDA graph can be captured. scales: k_scale and v_scale of pages in 8 bits.
     """
     slots = slots.to(torch.int32)
     if not slots.is_cuda:

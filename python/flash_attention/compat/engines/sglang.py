@@ -32,7 +32,7 @@ interface.check(
 
 
 def register() -> None:
-    """Adds the backend to SGLang's list, and its name to what the command line takes."""
+    """Adds the backend to SGLang's list, and its name to the choices of the command line."""
     from sglang.srt import server_args
     from sglang.srt.layers.attention.attention_registry import register_attention_backend
 
@@ -44,8 +44,8 @@ def register() -> None:
 
 @dataclass
 class Metadata:
-    """Of a batch: how many keys each sequence has, where its queries begin, the most queries of one (0 = unknown) and its
-    pages; in a pool with a part for sliding windows its pages there, too, and the places of the new tokens."""
+    """The data of a batch: for each sequence its number of keys, its first query and its pages; the most queries of one
+    (0 = unknown). In a pool with a part for sliding windows also the pages there, and the places of the new tokens."""
 
     lengths: torch.Tensor
     starts: torch.Tensor
@@ -80,7 +80,7 @@ class Backend(AttentionBackend):
         self.graphs: Metadata | None = None
 
     def init_forward_metadata(self, forward_batch: Any) -> None:
-        """Of a batch that is in no CUDA graph."""
+        """For a batch outside of CUDA graphs."""
         batch, mode = forward_batch, forward_batch.forward_mode
         lengths, added = batch.seq_lens.to(torch.int32), _tokens_each(batch)
         most_keys = batch.seq_lens_cpu
@@ -117,7 +117,7 @@ class Backend(AttentionBackend):
             return None
         return self.pool.translate_loc_from_full_to_swa(batch.out_cache_loc)
 
-    # Decoding and verifying in CUDA graphs: what a graph reads is in buffers, which are filled before each replay.
+    # Decoding and verifying in CUDA graphs: a graph reads buffers, which are filled before each replay.
 
     def init_cuda_graph_state(self, max_bs: int, max_num_tokens: int) -> None:
         def zeros(*sizes, dtype=torch.int32):
@@ -203,7 +203,7 @@ class Backend(AttentionBackend):
 
 
 def _tokens_each(batch: Any) -> int | None:
-    """How many new tokens every sequence has, None if they differ."""
+    """The number of new tokens of every sequence, None if they differ."""
     spec, mode = batch.spec_info, batch.forward_mode
     if mode.is_target_verify():
         if getattr(spec, "topk", 1) > 1 or getattr(spec, "ragged_verify_layout", None) is not None:
@@ -219,5 +219,5 @@ def _tokens_each(batch: Any) -> int | None:
 
 
 def _scale(scale):
-    """Of a cache in 8 bits."""
+    """The scale of a cache in 8 bits."""
     return scale.reshape(1) if isinstance(scale, torch.Tensor) else 1.0 if scale is None else scale

@@ -1,8 +1,8 @@
 """An attention backend of vLLM: `vllm serve MODEL --attention-backend CUSTOM`.
 
-vLLM loads register() through the entry point `vllm.general_plugins`; it only fills the place that vLLM keeps for backends
-of others, and leaves it alone if another plug-in has filled it. A version of vLLM with another interface is refused when
-this module is loaded.
+vLLM loads register() through the entry point `vllm.general_plugins`; it only fills the place that vLLM keeps for other
+backends, unless another plug-in has filled it. A version of vLLM with another interface is refused when this module is
+loaded.
 """
 
 from dataclasses import dataclass
@@ -41,7 +41,7 @@ _CODES = {"fp8": torch.float8_e4m3fn, "fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2
 
 
 def register() -> None:
-    """Makes CUSTOM of vLLM's list of attention backends this one."""
+    """Makes this backend the CUSTOM entry of vLLM's list of attention backends."""
     from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
     if not AttentionBackendEnum.CUSTOM.is_overridden():
@@ -49,7 +49,7 @@ def register() -> None:
 
 
 class Backend(AttentionBackend):
-    """What vLLM asks about the backend before it chooses it. Pages of any size and in any layout, read in place."""
+    """The properties that vLLM reads before it chooses the backend. Pages of any size and layout are read in place."""
 
     supported_dtypes = [torch.float16, torch.bfloat16, torch.float32]  # noqa: RUF012  (vLLM's own form)
     supported_kv_cache_dtypes = ["auto", "float16", "bfloat16", *_CODES]  # noqa: RUF012
@@ -94,7 +94,7 @@ class Backend(AttentionBackend):
 
 @dataclass
 class Metadata(AttentionMetadata):
-    """Of a batch, the same for every layer. Lengths and tables stay on the device."""
+    """The data of a batch, the same for every layer. Lengths and tables stay on the device."""
 
     num_actual_tokens: int
     max_query_len: int
@@ -106,9 +106,9 @@ class Metadata(AttentionMetadata):
 
 
 class Builder(AttentionMetadataBuilder[Metadata]):
-    """Keeps what vLLM has put together; nothing is planned or copied."""
+    """Keeps vLLM's data; nothing is planned or copied."""
 
-    # A graph is captured for one number of queries a sequence, one or those of a speculative step; lengths and tables may
+    # A graph is captured for one number of queries a sequence: 1, or that of a speculative step. Lengths and tables may
     # differ at each replay.
     _cudagraph_support = AttentionCGSupport.UNIFORM_BATCH
 

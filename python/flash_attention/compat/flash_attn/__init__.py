@@ -10,7 +10,7 @@ from flash_attention.compat.flash_attn.flash_attn_interface import (
     flash_attn_with_kvcache,
 )
 
-# The version of flash-attn whose names are here, for programs that ask.
+# The version of flash-attn whose names are here, for programs that read it.
 __version__ = "2.8.3"
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""`import flash_attn` for programs that cannot be changed: the name stands for this package, on request."""
+"""`import flash_attn` for programs that cannot be changed: on request, the name refers to this package."""
 
 import importlib.metadata
 import sys
@@ -9,15 +9,15 @@ _MODULES = ("", ".flash_attn_interface", ".bert_padding", ".layers", ".layers.ro
 
 
 def register_flash_attn() -> None:
-    """Makes `import flash_attn`, `from flash_attn.bert_padding import ...` and their kin mean flash_attention.flash_attn.
+    """Makes `import flash_attn`, `from flash_attn.bert_padding import ...` and so on refer to flash_attention.flash_attn.
 
         register_flash_attn()
         from flash_attn import flash_attn_func
         unregister_flash_attn()
 
     Call it before anything imports flash_attn. An installed flash-attn is hidden until unregister_flash_attn(). Programs
-    that ask for the distribution flash-attn (importlib.metadata) find the version whose names are here; transformers'
-    is_flash_attn_2_available() is then true where there is a GPU.
+    that look for the distribution flash-attn (importlib.metadata) find the version whose names are here. transformers'
+    is_flash_attn_2_available() is then true if there is a GPU.
     """
     there = sys.modules.get("flash_attn")
     if there is not None and there.__name__ != _HERE:
@@ -48,7 +48,7 @@ def unregister_flash_attn() -> None:
 
 
 class _Distribution(importlib.metadata.Distribution):
-    """What importlib.metadata says of flash-attn."""
+    """The distribution flash-attn for importlib.metadata."""
 
     def read_text(self, filename):
         from flash_attention.compat.flash_attn import __version__
@@ -64,7 +64,7 @@ class _Distribution(importlib.metadata.Distribution):
 
 
 class _Finder:
-    """Of distributions alone."""
+    """Finds distributions only."""
 
     def find_spec(self, name, path=None, target=None):
         return None
@@ -79,7 +79,7 @@ _FINDER = _Finder()
 
 
 def _forget_answers():
-    """transformers asks once, and keeps the answer."""
+    """transformers tests once and caches the answer."""
     utils = sys.modules.get("transformers.utils.import_utils")
     for name in ("_package_distribution_mapping", "is_flash_attn_2_available"):
         forget = getattr(getattr(utils, name, None), "cache_clear", None)

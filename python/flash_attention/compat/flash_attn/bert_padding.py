@@ -1,4 +1,4 @@
-"""From padded batches to sequences end to end, and back: the functions of FlashAttention-2's bert_padding."""
+"""Converts padded batches to sequences end to end, and back: FlashAttention-2's bert_padding."""
 
 import torch
 from torch import Tensor
@@ -30,7 +30,7 @@ def unpad_input(
 def unpad_input_for_concatenated_sequences(
     hidden_states: Tensor, attention_mask_in_length: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, int]:
-    """Drops the padding of rows that hold several sequences one behind the other.
+    """Drops the padding of rows that hold several sequences one after another.
 
     Args:
         hidden_states: [batch, seq, ...].
@@ -61,7 +61,7 @@ def index_first_axis(x: Tensor, indices: Tensor) -> Tensor:
 
 
 def index_first_axis_residual(x: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
-    """(x[indices], x): the rows that a layer works on, and all of them for what bypasses it."""
+    """(x[indices], x): the rows for a layer, and all rows for the residual connection."""
     return index_first_axis(x, indices), x
 
 

@@ -1,6 +1,6 @@
-"""FlashAttention-2's extension module, for code that calls it by itself: its functions in their positional order.
+"""FlashAttention-2's extension module, for code that calls it directly: its functions in their positional order.
 
-The generator, their last argument but for rng_state and num_splits, must be None, as there.
+The generator, the last argument before rng_state or num_splits, must be None, as there.
 """
 
 import torch

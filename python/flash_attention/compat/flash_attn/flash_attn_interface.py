@@ -1,8 +1,8 @@
 """The signatures and meanings of FlashAttention-2, with FlashAttention-3's keywords after them.
 
-Differences, all of them more: float32 is taken, softcap and dropout go together, head_dim may differ for v, bias-free
-inputs need not be contiguous, and the calls run on CPU tensors too. The softmax_lse of a row that sees no key is -inf, as
-in FlashAttention-3; FlashAttention-2 gives +inf.
+These functions accept more: float32, softcap together with dropout, another head_dim for v, inputs that are not
+contiguous, and CPU tensors. The softmax_lse of a row that sees no key is -inf, as in FlashAttention-3; FlashAttention-2
+gives +inf.
 """
 
 from typing import Any, NoReturn
@@ -52,7 +52,7 @@ def __getattr__(name: str):
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-# What callers know ours by.
+# The callers' names for our arguments.
 _NAMES = {
     "window": "window_size",
     "window_left": "window_size[0]",
@@ -97,10 +97,10 @@ def flash_attn_func(
     causal and window_size are aligned bottom-right: query i sees keys in
     [i + seq_k - seq_q - window_size[0], i + seq_k - seq_q + window_size[1]], -1 = unlimited.
     alibi_slopes: float32 [heads] or [batch, heads]. softcap: 0 = off. learnable_sink (or s_aux): [heads].
-    num_splits, pack_gqa and sm_margin of FlashAttention-3 are accepted and change nothing.
+    num_splits, pack_gqa and sm_margin of FlashAttention-3 are accepted, without effect.
 
     Returns out as q; with return_attn_probs (out, softmax_lse [batch, heads, seq_q], S_dmask): S_dmask is empty without
-    dropout, else exp(score - row maximum) [batch, heads, seq_q, seq_k], negative where dropout dropped it.
+    dropout, otherwise exp(score - row maximum) [batch, heads, seq_q, seq_k], negative if dropped.
     """
     if not (return_attn_probs or fa3):
         return route()(
@@ -329,7 +329,7 @@ def _options(dropout_p, scale, causal, window, softcap, alibi_slopes, determinis
 
 
 def _with_probs(q, k, v, options, return_attn_probs):
-    """What FlashAttention-2 returns: out, or (out, softmax_lse, S_dmask)."""
+    """FlashAttention-2's results: out, or (out, softmax_lse, S_dmask)."""
     with Renamed(_NAMES):
         if not return_attn_probs:
             return padded(q, k, v, **options)

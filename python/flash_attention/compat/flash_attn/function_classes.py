@@ -1,6 +1,6 @@
-"""The autograd functions of FlashAttention-2 by name: FlashAttnFunc.apply(...) and its kin, with their positional order.
+"""The autograd functions of FlashAttention-2 by name: FlashAttnFunc.apply(...) and so on, with their positional order.
 
-Each is a door to the function of the same name. `return_softmax` and `is_grad_enabled` come last, as they do there.
+Each calls the function of the same name. `return_softmax` and `is_grad_enabled` are the last arguments, as there.
 """
 
 import torch

@@ -6,8 +6,8 @@ from flash_attention.append import append_kv
 
 
 def append_and_turn(call, one_place, k_scale=None, v_scale=None):
-    """(q, lengths) after that. one_place: all queries of a sequence have the angle of the first. The scales are those of a
-    cache in 8 bits; new rows in float8 are codes of it already."""
+    """Appends and rotates; returns (q, lengths). one_place: all queries of a sequence have the angle of the first. The
+    scales are those of a cache in 8 bits; new rows in float8 are already codes of it."""
     if call.new is None and call.rotary is None:
         return call.q, call.lengths
     k, v = (None, None) if call.new is None else map(_with_unit_stride, call.new)

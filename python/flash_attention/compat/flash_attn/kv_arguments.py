@@ -1,4 +1,4 @@
-"""The arguments of a call over a cache of keys and values, checked, and in the form that the kernels take."""
+"""The arguments of a call over a cache of keys and values: checked, and converted to the kernels' form."""
 
 import operator
 
@@ -58,7 +58,7 @@ class CacheCall:
                 raise ValueError(f"{name}: got {list(cache.shape)}; expected {list(self.caches[0].shape[:3])}, as k_cache")
 
     def _find_rows(self, cache_rows, table):
-        """A cache of rows is one of pages, with one page a sequence, where its rows are not those of q."""
+        """If the rows of a cache are not those of q, it is treated as pages, with one page a sequence."""
         rows, size = self.caches[0].shape[:2]
         if table is not None:
             if cache_rows is not None:
@@ -107,7 +107,7 @@ class CacheCall:
             check_room(self.known_length + most, self.capacity)
 
     def _check_new_rows(self):
-        """How many rows the longest has at least."""
+        """A lower bound of the longest length."""
         k = self.new[0]
         packed = self.cu_seqlens_new is not None
         for name, rows, cache in zip(("k", "v"), self.new, self.caches, strict=True):
@@ -125,7 +125,7 @@ class CacheCall:
         return 0 if starts.is_cuda else int((self.lengths + starts.diff()).max()) - self.known_length if self.batch else 0
 
     def _check_pages(self, paged):
-        """A table on the host: a look at a GPU's would wait for the GPU."""
+        """Checks a table on the host. To read a GPU's table, the host would have to wait for the GPU."""
         if not paged or self.table.is_cuda:
             return
         usable_pages(self.table, self.caches[0].shape[0], self.new_lengths(), self.caches[0].shape[1])

@@ -59,16 +59,16 @@ def flash_attn_with_kvcache(
 
     Args:
         k_cache, v_cache: [batch_cache, seq_cache, heads_k, head_dim]; with block_table
-            [num_pages, page_size, heads_k, head_dim]. Changed in place where k and v are given.
+            [num_pages, page_size, heads_k, head_dim]. Changed in place if k and v are given.
         k, v: [batch, seq_new, heads_k, head_dim], written after the cache_seqlens keys of the cache.
-        rotary_cos, rotary_sin: [positions, rotary_dim / 2]; k is rotated at its place in the cache, and q there too if
-            causal or windowed, else at the first new place.
+        rotary_cos, rotary_sin: [positions, rotary_dim / 2]; k is rotated at its place in the cache. q is rotated at the
+            same places if causal or windowed, otherwise at the first new place.
         cache_seqlens: int or int32 [batch]; how many keys the cache holds. The whole cache if None.
         cache_batch_idx: int [batch]; the row of the cache that belongs to each entry of q.
-        cache_leftpad: int [batch]; where each entry's keys begin.
-        block_table: int32 [batch, pages]; the pages of each entry, read where the kernel runs. Entries behind an entry's
-            keys may be anything. If the lengths are on a GPU, the first call of a table looks at them once and refuses
-            those that the table has no room for, as in FlashAttention-2. Later calls cut them off at the table's end.
+        cache_leftpad: int [batch]; the first key of each entry.
+        block_table: int32 [batch, pages]; the pages of each entry, read on the device. Entries after an entry's keys may be
+            anything. If the lengths are on a GPU, the first call with a table reads them once and refuses those that the
+            table has no room for, as in FlashAttention-2. Later calls cut them off at the table's end.
         num_splits: accepted; the planner decides.
 
     FlashAttention-3's keywords:
@@ -82,7 +82,7 @@ def flash_attn_with_kvcache(
         k_descale, v_descale: scales of a cache in 8 bits, a number, float32 [1] or [batch, heads_k]. New keys and values in
             float8 are codes with these scales.
 
-    This library's own keyword: with invariant a row's bits do not depend on what else is in the call (docs/numerics.md).
+    This library's own keyword: with invariant a row's bits do not depend on anything else in the call (docs/numerics.md).
 
     Forward only. Returns out as q, or (out, softmax_lse [batch, heads, seq_q], or [heads, total_q]).
     """
@@ -148,7 +148,7 @@ def flash_attn_with_kvcache(
     return refusing_gradients("flash_attn_with_kvcache", found, q, k_cache, v_cache, k, v, qv)
 
 
-# What append_kv() and attention_over_cache() call the arguments of flash_attn_with_kvcache().
+# The names of flash_attn_with_kvcache()'s arguments in append_kv() and attention_over_cache().
 _OF_APPEND = {"lengths": "cache_seqlens", "page_table": "block_table", "k_scale": "k_descale", "v_scale": "v_descale"}
 _OF_ATTENTION = {
     "k": "k_cache",
@@ -169,7 +169,7 @@ _LATENT = _CALLER._replace(any_form=False)  # zeros would go between a key's two
 
 
 def _is_plain(q, caches, new, lengths, table):
-    """Tensors in the kernels' form, as servers call it: the kernels' own checks are the only ones."""
+    """Whether the tensors have the kernels' form, as in calls of servers: then only the kernels' checks are needed."""
     tensors = [q, *caches, *(rows for rows in new if rows is not None), lengths]
     return (
         all(type(tensor) is Tensor for tensor in tensors)
@@ -203,7 +203,7 @@ _with_room = WeakIdKeyDictionary()  # tables whose first lengths they had room f
 
 
 def check_qv(q, qv, v_cache):
-    """Queries of the values: as q, and as wide as a value."""
+    """Checks the queries of the values: the shape of q, with the width of a value."""
     expected = [*q.shape[:-1], v_cache.shape[-1]]
     if list(qv.shape) != expected:
         raise ValueError(f"qv: got shape {list(qv.shape)}; expected {expected}, as q and with the head_dim of v_cache")

@@ -1,4 +1,4 @@
-"""FlashAttention-3's keywords: those that choose an implementation, those that are options, those that are not served."""
+"""FlashAttention-3's keywords: choices of an implementation, options, and those that are not supported."""
 
 from flash_attention.arguments.keywords import refuse_keywords
 
@@ -7,7 +7,7 @@ _REFUSED = ("qv", "q_descale", "k_descale", "v_descale")  # where a function has
 
 
 def options_of_3(function, keywords):
-    """What attention() takes of those that were given to the function besides its own."""
+    """attention()'s options for the additional keywords of a function."""
     for name, value in keywords.items():
         if name not in (*_HINTS, *_REFUSED, "attention_chunk"):
             refuse_keywords(function, {name: value})

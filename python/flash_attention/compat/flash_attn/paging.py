@@ -1,4 +1,4 @@
-"""Keys and values in pages: attended to in place, or packed end to end."""
+"""Keys and values in pages: read in place, or packed end to end."""
 
 import torch
 
@@ -47,10 +47,10 @@ def gather_pages(pages, block_table, cu_seqlens):
 
 
 def usable_pages(block_table, num_pages, lengths, page_size):
-    """The table in int64 with entries that exist. Those behind a sequence's last page may be anything.
+    """The table in int64, with entries that exist. Entries after a sequence's last page may be anything.
 
-    A table on the host is looked at, and refused where an entry that is needed does not exist; a look at a GPU's would wait
-    for the GPU.
+    A table on the host is checked, and refused if a needed entry does not exist. A GPU's table is not checked, since the
+    host would have to wait for the GPU.
     """
     table = block_table.long()
     if not table.is_cuda and not lengths.is_cuda:

@@ -1,6 +1,6 @@
-"""One pass at a time, outside of autograd: what ring attention and its like call below FlashAttention-2's functions.
+"""Single passes outside of autograd, the functions below FlashAttention-2's interface that ring attention calls.
 
-`out` and `softmax_lse` of a backward pass may be those of more keys than are given, which is how a ring adds up gradients.
+`out` and `softmax_lse` of a backward pass may belong to more keys than are given. A ring adds up gradients in this way.
 """
 
 import torch
@@ -53,7 +53,7 @@ def _flash_attn_varlen_forward(
     zero_tensors: bool = False,
     num_splits: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """The same for sequences end to end; softmax_lse is [heads, total_q]. zero_tensors changes nothing."""
+    """The same for sequences end to end; softmax_lse is [heads, total_q]. zero_tensors has no effect."""
     if num_splits > 1:
         raise NotImplementedError(f"num_splits: got {num_splits}; num_splits > 1 is not supported here")
     if block_table is not None and not dropout_p:
@@ -123,7 +123,7 @@ def _flash_attn_varlen_backward(
     rng_state: Tensor | None = None,
     zero_tensors: bool = False,
 ) -> None:
-    """The same for sequences end to end. zero_tensors changes nothing."""
+    """The same for sequences end to end. zero_tensors has no effect."""
     window = (window_size_left, window_size_right)
     options = plain_options(dropout_p, softmax_scale, causal, window, softcap, alibi_slopes, deterministic)
     packed = packed_options(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
@@ -131,7 +131,7 @@ def _flash_attn_varlen_backward(
 
 
 def plain_options(dropout_p, scale, causal, window, softcap, alibi_slopes, deterministic=False):
-    """What all of FlashAttention-2's functions take, by the names of attention()."""
+    """The common arguments of FlashAttention-2's functions, by the names of attention()."""
     return {
         "dropout_p": dropout_p,
         "scale": scale,
@@ -144,7 +144,7 @@ def plain_options(dropout_p, scale, causal, window, softcap, alibi_slopes, deter
 
 
 def packed_options(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_q=None, seqused_k=None):
-    """And what those for sequences end to end take in addition."""
+    """The additional arguments of the functions for sequences end to end."""
     return {
         "cu_seqlens_q": cu_seqlens_q,
         "cu_seqlens_kv": cu_seqlens_k,

@@ -10,9 +10,9 @@ from flash_attention.functional import dropout_mask
 
 @torch.no_grad()
 def signed_weights(q, k, seed, packed=None, **options):
-    """exp(score - row maximum), [batch, heads, seq_q, seq_k], negative where dropout dropped it; 0 where hidden.
+    """exp(score - row maximum), [batch, heads, seq_q, seq_k], negative if dropped, 0 if hidden.
 
-    For tests and curiosity: it is as large as the scores, and made by attending to slices of the identity matrix.
+    For tests and curiosity: it is as large as the scores, and is computed by attention to slices of the identity matrix.
     """
     if packed is not None:
         q, k, options = _padded_batch(q, k, packed, options)
@@ -29,7 +29,7 @@ def signed_weights(q, k, seed, packed=None, **options):
 
 
 def _padded_batch(q, k, packed, options):
-    """The sequences of a packed call side by side, [batch, longest, heads, dim]."""
+    """The sequences of a packed call as a padded batch, [batch, longest, heads, dim]."""
     used = {}
     rows = []
     for tensor, side in ((q, "q"), (k, "kv")):

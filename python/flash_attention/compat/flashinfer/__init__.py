@@ -1,9 +1,9 @@
 """FlashInfer's functions over this library: `from flash_attention.flashinfer import BatchDecodeWithPagedKVCacheWrapper`.
 
 Signatures, layouts (NHD, HND), page tables (indptr, indices, last_page_len) and the logarithm of base 2 are FlashInfer's.
-Differences: float32 is taken, CPU tensors too; any head dimension, group and page size; workspace buffers are not used.
-What only chooses an implementation (backend, use_tensor_cores, enable_pdl, ...) changes nothing; what would change the
-result and is not served is refused by name.
+Differences: float32 and CPU tensors are accepted; any head dimension, group and page size; workspace buffers are not used.
+Arguments that only choose an implementation (backend, use_tensor_cores, enable_pdl, ...) have no effect. Arguments that
+would change the result and are not supported are refused by name.
 """
 
 from flash_attention.compat.flashinfer.cascade import (

@@ -1,4 +1,4 @@
-"""What FlashInfer's functions have in common: layouts, scales, hints, and options that are refused."""
+"""Shared by FlashInfer's functions: layouts, scales, hints, and options that are refused."""
 
 import math
 
@@ -8,7 +8,7 @@ LN_2 = math.log(2)
 
 
 def nhd(name, tensor, kv_layout):
-    """A view with the heads behind the tokens."""
+    """A view with the axis of heads after that of tokens."""
     check_layout(kv_layout)
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"{name}: expected a tensor, got {type(tensor).__name__}")
@@ -50,7 +50,7 @@ def split_cache(paged_kv_cache, kv_layout):
 
 
 def refuse_given(**options):
-    """Options that change results and are not served."""
+    """Refuses options that change results and are not supported."""
     for name, value in options.items():
         if value is not None:
             raise NotImplementedError(f"{name}: got a value; only None is supported")
@@ -65,13 +65,13 @@ def scale_of(head_dim, sm_scale, q_scale=None, k_scale=None):
     return scale
 
 
-# What callers know the arguments of attention() by.
+# The callers' names for the arguments of attention().
 NAMES = {"softcap": "logits_soft_cap", "scale": "sm_scale", "sink": "sinks", "mask": "custom_mask"}
 
 
 def finish(out, lse, v_scale, into, lse_into, return_lse, lse_base="log2", lse_layout="NH"):
-    """FlashInfer's results from out and the natural lse (None if it is not asked for), a row for each token; written to
-    `into` and `lse_into` if they are given. lse_base: "log2" or "ln"; lse_layout: "NH", or "HN" for heads first."""
+    """FlashInfer's results from out and the natural lse (None if not requested), a row for each token; written to `into`
+    and `lse_into` if given. lse_base: "log2" or "ln"; lse_layout: "NH", or "HN" for heads first."""
     for name, value, allowed in (("lse_base", lse_base, ("log2", "ln")), ("lse_layout", lse_layout, ("NH", "HN"))):
         if value not in allowed:
             raise ValueError(f"{name}: got {value!r}; allowed are {' and '.join(map(repr, allowed))}")
@@ -91,7 +91,7 @@ def finish(out, lse, v_scale, into, lse_into, return_lse, lse_base="log2", lse_l
 
 
 def direct(out, q, v, v_scale):
-    """`out` where the kernel can write the result there by itself, else None: not over the queries that it reads."""
+    """`out` if the kernel can write the result there directly, otherwise None: it must not overwrite its queries."""
     if (
         out is None
         or out.untyped_storage().data_ptr() == q.untyped_storage().data_ptr()

@@ -39,7 +39,7 @@ def merge_states(v: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def merge_state_in_place(v: Tensor, s: Tensor, v_other: Tensor, s_other: Tensor, mask: Tensor | None = None) -> None:
-    """merge_state() into v and s; where mask (bool [seq]) is False they stay.
+    """merge_state() into v and s. Rows for which mask (bool [seq]) is False stay unchanged.
 
     For example:
 
@@ -64,7 +64,7 @@ class MultiLevelCascadeAttentionWrapper:
     """FlashInfer's wrapper for sequences that share prefixes, and prefixes that share prefixes.
 
     Each level divides the same query tokens into groups (qo_indptr) and has the pages of each group; the last level has
-    those of each sequence alone. A level is attended by itself, and the levels are merged.
+    those of each sequence. Attention is computed for each level separately, and the levels are merged.
     """
 
     def __init__(
@@ -102,10 +102,10 @@ class MultiLevelCascadeAttentionWrapper:
         return self._graph
 
     def reset_workspace_buffer(self, float_workspace_buffer: Tensor, int_workspace_buffers: list[Tensor]) -> None:
-        """Nothing: no workspace of the caller is used."""
+        """Does nothing: no workspace of the caller is used."""
 
     def prewarm_paged_kv_stride_variant(self, variant: str = "independent") -> None:
-        """Nothing: keys and values may have different strides in any call."""
+        """Does nothing: keys and values may have different strides in any call."""
 
     def plan(
         self,
@@ -128,7 +128,7 @@ class MultiLevelCascadeAttentionWrapper:
         q_data_type: str | torch.dtype = "float16",
         kv_data_type: str | torch.dtype | None = None,
     ) -> None:
-        """One entry a level in each list. causal holds for the last level; what is shared is seen whole."""
+        """Each list has one entry a level. causal holds for the last level; all shared keys are visible."""
         if window_left >= 0 and len(self._levels) > 1:
             raise NotImplementedError(f"window_left: got {window_left}; with more than one level only -1 is supported")
         if pos_encoding_mode != "NONE" and len(self._levels) > 1:
@@ -167,14 +167,14 @@ class MultiLevelCascadeAttentionWrapper:
 
 
 class BatchDecodeWithSharedPrefixPagedKVCacheWrapper:
-    """FlashInfer's wrapper for one query a sequence over a prefix that all share and pages of its own."""
+    """FlashInfer's wrapper for one query a sequence, over a prefix that all share and each sequence's own pages."""
 
     def __init__(self, float_workspace_buffer: Tensor, kv_layout: str = "NHD") -> None:
         self._unique = BatchDecodeWithPagedKVCacheWrapper(float_workspace_buffer, kv_layout)
         self._layout = kv_layout
 
     def reset_workspace_buffer(self, float_workspace_buffer: Tensor, int_workspace_buffer: Tensor) -> None:
-        """Nothing: no workspace of the caller is used."""
+        """Does nothing: no workspace of the caller is used."""
 
     def begin_forward(
         self,
@@ -200,21 +200,21 @@ class BatchDecodeWithSharedPrefixPagedKVCacheWrapper:
         return merge_state(*shared, *self._unique.run(q, unique_kv_cache, return_lse=True))[0]
 
     def end_forward(self) -> None:
-        """Nothing."""
+        """Does nothing."""
 
 
 class BatchPrefillWithSharedPrefixPagedKVCacheWrapper:
-    """FlashInfer's wrapper for many queries a sequence over a prefix that all share and pages of its own."""
+    """FlashInfer's wrapper for many queries a sequence, over a prefix that all share and each sequence's own pages."""
 
     def __init__(self, float_workspace_buffer: Tensor, kv_layout: str = "NHD") -> None:
         self._unique = BatchPrefillWithPagedKVCacheWrapper(float_workspace_buffer, kv_layout)
         self._layout = kv_layout
 
     def reset_workspace_buffer(self, float_workspace_buffer: Tensor, int_workspace_buffer: Tensor) -> None:
-        """Nothing: no workspace of the caller is used."""
+        """Does nothing: no workspace of the caller is used."""
 
     def prewarm_paged_kv_stride_variant(self, variant: str = "independent") -> None:
-        """Nothing: keys and values may have different strides in any call."""
+        """Does nothing: keys and values may have different strides in any call."""
 
     def begin_forward(
         self,
@@ -244,7 +244,7 @@ class BatchPrefillWithSharedPrefixPagedKVCacheWrapper:
         rope_theta: float | None = None,
     ) -> Tensor:
         """Attention of q [qo_indptr[-1], num_qo_heads, head_dim] over k_shared, v_shared [shared_prefix_len, num_kv_heads,
-        head_dim] (HND: heads first), all of them, and the planned pages. causal: among these."""
+        head_dim] (HND: heads first), all of them, and the planned pages. causal applies to the pages."""
         shared = single_prefill_with_kv_cache(
             q, k_shared, v_shared, kv_layout=self._layout, sm_scale=sm_scale, return_lse=True
         )
@@ -252,4 +252,4 @@ class BatchPrefillWithSharedPrefixPagedKVCacheWrapper:
         return merge_state(*shared, *unique)[0]
 
     def end_forward(self) -> None:
-        """Nothing."""
+        """Does nothing."""

@@ -46,7 +46,8 @@ def single_decode_with_kv_cache(
 
         out = single_decode_with_kv_cache(q[0, 0], k[0], v[0])
 
-    window_left: so many keys before the last are seen; -1 = all. Returns out as q, or (out, lse [num_qo_heads] of base 2).
+    window_left: how many keys before the last are visible; -1 = all. Returns out as q, or (out, lse [num_qo_heads] of
+    base 2).
     """
     if wrong:
         refuse_keywords(single_decode_with_kv_cache, wrong)
@@ -69,7 +70,7 @@ def single_decode_with_kv_cache(
     return finish(out[0, 0], lse[0, :, 0], v_scale, None, None, return_lse)
 
 
-# What may stand behind page_size in plan(), in this order.
+# The arguments after page_size in plan(), in this order.
 _PLAN_OPTIONS = {
     "pos_encoding_mode": "NONE",
     "window_left": -1,
@@ -96,8 +97,9 @@ _BY_NAME_ONLY = ("window_right", "is_causal")
 class BatchDecodeWithPagedKVCacheWrapper:
     """FlashInfer's wrapper: plan() takes the page tables of a batch, run() attends, for as many layers as there are.
 
-    float_workspace_buffer says on which device; its memory is not used. With use_cuda_graph the three buffers hold the
-    tables, the batch is fixed, and a graph that holds run() is replayed after a plan() with other lengths and pages.
+    float_workspace_buffer only determines the device; its memory is not used. With use_cuda_graph the three buffers
+    hold the tables, the batch is fixed, and a graph with run() may be replayed after a plan() with other lengths and
+    pages.
     """
 
     def __init__(
@@ -128,14 +130,14 @@ class BatchDecodeWithPagedKVCacheWrapper:
         return self._tables.fixed
 
     def reset_workspace_buffer(self, float_workspace_buffer: Tensor, int_workspace_buffer: Tensor) -> None:
-        """Nothing: no workspace of the caller is used."""
+        """Does nothing: no workspace of the caller is used."""
 
     def workspace_size(self, *arguments: Any, **options: Any) -> tuple[int, int]:
         """(0, 0), of the arguments of plan(): no workspace of the caller is used."""
         return 0, 0
 
     def prewarm_paged_kv_stride_variant(self, variant: str = "independent") -> None:
-        """Nothing: keys and values may have different strides in any call."""
+        """Does nothing: keys and values may have different strides in any call."""
 
     def plan(
         self,
@@ -151,11 +153,11 @@ class BatchDecodeWithPagedKVCacheWrapper:
     ) -> None:
         """Sequence b has the pages indices[indptr[b] : indptr[b + 1]], the last of which holds last_page_len[b] keys.
 
-        Tables on the host are checked and copied; those on the GPU are not looked at. pos_encoding_mode is "NONE", "ALIBI",
+        Tables on the host are checked and copied; those on the GPU are not read. pos_encoding_mode is "NONE", "ALIBI",
         or "ROPE_LLAMA" with rope_scale and rope_theta, which makes a rotated copy of the keys in each run. If block_tables
         and seq_lens are given, they replace the tables. fixed_split_size: with any number the bits of a row do not depend
         on the batch. window_left, window_right, logits_soft_cap, sm_scale and q_len_per_req are
-        those of FlashInfer; data types and non_blocking change nothing.
+        those of FlashInfer; data types and non_blocking have no effect.
         """
         options = _options(positional, keywords)
         check_heads(num_qo_heads, num_kv_heads)
@@ -258,7 +260,7 @@ class BatchDecodeWithPagedKVCacheWrapper:
     forward_return_lse = functools.partialmethod(forward, return_lse=True)
 
     def end_forward(self) -> None:
-        """Nothing."""
+        """Does nothing."""
 
 
 class CUDAGraphBatchDecodeWithPagedKVCacheWrapper(BatchDecodeWithPagedKVCacheWrapper):

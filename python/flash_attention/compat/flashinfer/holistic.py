@@ -61,7 +61,7 @@ class BatchAttention:
         self._softcap = logits_soft_cap or 0.0
 
     def prewarm_paged_kv_stride_variant(self, variant: str = "independent") -> None:
-        """Nothing: keys and values may have different strides in any call."""
+        """Does nothing: keys and values may have different strides in any call."""
 
     def run(
         self,

@@ -20,7 +20,7 @@ def unpacked(bits, count):
 
 
 def mask_of_batch(custom_mask, packed_custom_mask, starts, lengths, width):
-    """bool [batch, 1, longest queries, width]; what is outside of a sequence is hidden anyway."""
+    """bool [batch, 1, longest queries, width]; pairs outside of a sequence are hidden anyway."""
     lengths = lengths.long()
     queries = starts.diff().long()
     sizes = queries * lengths
@@ -42,13 +42,13 @@ def mask_of_batch(custom_mask, packed_custom_mask, starts, lengths, width):
     return seen[:, None]
 
 
-# Bits are read by the kernels for few queries and by forward/sm80; longer prompts without pages are unpacked to bytes, for
-# forward/sm90. Where the one is faster than the other was not measured.
+# The kernels for few queries and forward/sm80 read bits. Longer prompts without pages are unpacked to bytes, for
+# forward/sm90. It was not measured which is faster when.
 MOST_QUERIES_WITH_BITS = 64
 
 
 def single_bits(bits, count):
-    """masks.BitMask of one sequence with so many pairs."""
+    """masks.BitMask of one sequence with `count` pairs."""
     if bits.dtype != torch.uint8 or bits.dim() != 1:
         raise TypeError(f"packed_custom_mask: got {bits.dtype} {list(bits.shape)}; expected uint8 [bytes]")
     if bits.numel() * 8 < count:
@@ -67,8 +67,10 @@ def mask_buffers(custom_mask_buf, mask_indptr_buf, tables):
 
 
 def bits_of_batch(custom_mask, packed_custom_mask, starts, lengths, buffers=None):
-    """masks.BitMask of the batch: a packed mask as it is, a bool one in bits. buffers: (bits, offsets) of a graph, to which
-    both are copied."""
+    """masks.BitMask of the batch: a packed mask unchanged, a bool mask packed to bits.
+
+    buffers: (bits, offsets) of a graph, to which both are copied.
+    """
     device = starts.device
     sizes = starts.diff().long() * lengths.long()
     ends = (-(-sizes // 8)).cumsum(0)  # each sequence begins a byte
@@ -78,7 +80,7 @@ def bits_of_batch(custom_mask, packed_custom_mask, starts, lengths, buffers=None
         bits = _packed(custom_mask, sizes, offsets, needed)
     elif bits.dtype != torch.uint8 or bits.dim() != 1:
         raise TypeError(f"packed_custom_mask: got {bits.dtype} {list(bits.shape)}; expected uint8 [bytes]")
-    if len(bits) < needed:  # behind them a kernel would find the bits of an earlier plan
+    if len(bits) < needed:  # after them a kernel would read the bits of an earlier plan
         raise ValueError(f"packed_custom_mask: has {len(bits) * 8} bits; expected at least {needed * 8}")
     if buffers is None:
         return BitMask(bits.to(device), offsets)
@@ -105,15 +107,15 @@ def _packed(flat, sizes, offsets, needed):
 
 
 class Items(NamedTuple):
-    """Multi-item scoring: behind a prefix come items, each behind a token that separates it. A token sees the prefix and,
-    if it is of an item, those of its item up to itself."""
+    """Multi-item scoring: after a prefix there are items, each preceded by a separator token. A token sees the prefix and,
+    if it belongs to an item, the tokens of its item up to itself."""
 
     prefixes: Tensor
-    places: Tensor  # [batch, length]: where each token behind the prefix stands in its item, 0 for one that separates
+    places: Tensor  # [batch, length]: the place in its item of each token after the prefix, 0 for a separator
 
     @classmethod
     def of(cls, prefix_len_ptr, token_pos_in_items_ptr, token_pos_in_items_len):
-        """Of FlashInfer's arguments; None without them."""
+        """From FlashInfer's arguments; None without them."""
         if prefix_len_ptr is None and token_pos_in_items_ptr is None:
             return None
         if prefix_len_ptr is None or token_pos_in_items_ptr is None:
@@ -138,7 +140,7 @@ class Items(NamedTuple):
             raise ValueError(f"prefix_len_ptr: got {len(self.prefixes)} entries; expected {len(queries)}, one a sequence")
         prefix = self.prefixes.to(device)[:, None]
         row = torch.arange(int(queries.max()) if len(queries) else 0, device=device)
-        token = row + (lengths - queries)[:, None]  # [batch, rows]: where each query stands among the keys
+        token = row + (lengths - queries)[:, None]  # [batch, rows]: the place of each query among the keys
         behind = (token - prefix).clamp(0, self.places.shape[1] - 1)
         place = self.places.to(device).gather(1, behind)
         key = torch.arange(width, device=device)

@@ -14,8 +14,8 @@ from flash_attention.torch_cache import attention_over_cache
 class BatchMLAPagedAttentionWrapper:
     """FlashInfer's wrapper: plan() takes the page tables of a batch, run() attends, for as many layers as there are.
 
-    float_workspace_buffer says on which device; its memory is not used. With use_cuda_graph the four buffers hold the
-    tables, the batch is fixed, and a graph that holds run() is replayed after a plan() with other lengths and pages.
+    float_workspace_buffer only determines the device; its memory is not used. With use_cuda_graph the four buffers hold the
+    tables, the batch is fixed, and a graph with run() may be replayed after a plan() with other lengths and pages.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class BatchMLAPagedAttentionWrapper:
         check_integers("kv_indptr", kv_indptr, ("batch + 1",))
         if len(kv_indptr) < batch + 1:
             raise ValueError(f"kv_indptr: got {len(kv_indptr)} entries; expected {batch + 1} at least, as qo_indptr has")
-        kv_indptr = check_starts("kv_indptr", kv_indptr[: batch + 1], len(kv_indices))  # what follows belongs to nobody
+        kv_indptr = check_starts("kv_indptr", kv_indptr[: batch + 1], len(kv_indices))  # later entries: unused
         check_integers("kv_len_arr", kv_len_arr, (batch,))
         if not kv_indptr.is_cuda and not kv_len_arr.is_cuda:
             _check_room(kv_len_arr, kv_indptr.diff() * page_size)
@@ -136,7 +136,7 @@ class BatchMLAPagedAttentionWrapper:
         if narrow == (ckv_scale is None or (kpe_scale is None and q_pe.shape[-1] > 0)):
             expected = "both, for caches of 8 bits" if narrow else f"None, for caches of {ckv_cache.dtype}"
             raise ValueError(f"ckv_scale, kpe_scale: got {ckv_scale} and {kpe_scale}; expected {expected}")
-        has_own = q_pe.shape[-1] > 0  # columns of a key that are not of its value
+        has_own = q_pe.shape[-1] > 0  # columns of a key after its value
         q = torch.cat((q_nope, q_pe), dim=-1) if has_own else q_nope
         values = ckv_cache[:, :, None]
         with_lse = return_lse or lse is not None  # lse= is written in any case

@@ -48,10 +48,10 @@ def msa_sparse_attention(
     Args:
         q: [total_q, num_qo_heads, head_dim]; float32, float16 or bfloat16, any head_dim.
         k, v: [total_k, num_kv_heads, head_dim], or with page_table [num_pages, num_kv_heads, 128, head_dim], of q's type.
-        q2k_indices: int32 [num_kv_heads, total_q, topk], blocks that count inside each sequence, in any order; negative
-            ones, and those behind its keys, are none. One that stands twice counts once.
+        q2k_indices: int32 [num_kv_heads, total_q, topk], blocks counted within each sequence, in any order. Negative
+            entries, and those past its keys, are no blocks. A block that is in a list twice counts once.
         cu_seqlens_q, cu_seqlens_k: int32 [batch + 1]; cu_seqlens_k is not read with page_table.
-        causal: the last query sees the last key, the one before it one less.
+        causal: the last query sees all keys, each earlier query one key less.
         page_table: int32 [batch, pages], with seqused_k, int32 [batch].
         v_global_scale: a factor of out.
 
@@ -113,8 +113,8 @@ def msa_sparse_decode_attention(
         blocks = torch.tensor([[[1, 0], [0, -1]]] * 2, dtype=torch.int32)
         out = msa_sparse_decode_attention(q, cache, cache, blocks, page_table=table, seqused_k=lengths)
 
-    partial_dtype, force_fused and workspace choose an implementation and change nothing. out: a tensor for the result. The
-    other arguments, and what is returned, are those of msa_sparse_attention.
+    partial_dtype, force_fused and workspace choose an implementation and have no effect. out: a tensor for the result. The
+    other arguments and the results are those of msa_sparse_attention.
     """
     if wrong:
         refuse_keywords(msa_sparse_decode_attention, wrong)

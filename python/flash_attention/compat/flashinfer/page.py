@@ -7,11 +7,11 @@ from flash_attention.append import append_kv
 from flash_attention.arguments.tables import as_int32, check_integers, check_range, check_starts
 from flash_attention.compat.flashinfer.arguments import split_cache
 
-_MOST_ENTRIES = 1 << 22  # of a table that is made wider than it need be, so that nothing waits for the GPU: 16 MB
+_MOST_ENTRIES = 1 << 22  # of a table that is wider than necessary, so that nothing waits for the GPU: 16 MB
 
 
 def get_seq_lens(kv_indptr: Tensor, kv_last_page_len: Tensor, page_size: int) -> Tensor:
-    """int32 [batch]: how many keys the pages of each sequence hold, 0 where it has none.
+    """int32 [batch]: the number of keys in the pages of each sequence, 0 if it has none.
 
     For example:
 
@@ -29,12 +29,12 @@ def get_batch_indices_positions(
     batch_indices: Tensor | None = None,
     positions: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Sequence and position of each of `nnz` new tokens, int32 [nnz] each, packed end to end as append_indptr says.
+    """Sequence and position of each of `nnz` new tokens, int32 [nnz] each, packed end to end by append_indptr.
 
         starts, lengths = torch.tensor([0, 2, 5], dtype=torch.int32), torch.tensor([9, 8], dtype=torch.int32)
         batch, places = get_batch_indices_positions(starts, lengths, 5)
 
-    seq_lens counts the new tokens too. Tokens behind the last of append_indptr belong to none: -1.
+    seq_lens includes the new tokens. Tokens after the last of append_indptr belong to no sequence: -1.
     """
     append_indptr = check_starts("append_indptr", as_int32("append_indptr", append_indptr, ("batch + 1",)), nnz)
     seq_lens = as_int32("seq_lens", seq_lens, (len(append_indptr) - 1,), append_indptr.device)
@@ -69,7 +69,7 @@ def append_paged_kv_cache(
     kv_layout: str = "NHD",
 ) -> None:
     """Writes keys and values [nnz, num_kv_heads, head_dim] to places of the cache: token t is position positions[t] of
-    sequence batch_indices[t]. The tables count the new tokens already. Tokens with a negative index are left out.
+    sequence batch_indices[t]. The tables already include the new tokens. Tokens with a negative index are left out.
 
     For example:
 
@@ -138,7 +138,7 @@ def _append(new, pages, batch_indices, positions, kv_indices, kv_indptr, kv_last
     if not nnz:
         return
     rows = tuple(new.values())
-    if not batch_indices.is_cuda:  # on a GPU rows that belong to none are not written
+    if not batch_indices.is_cuda:  # on a GPU rows of no sequence are not written
         known = (batch_indices >= 0) & (positions >= 0)
         rows = tuple(part[known] for part in rows)
         batch_indices, positions = batch_indices[known], positions[known]
@@ -150,7 +150,7 @@ def _append(new, pages, batch_indices, positions, kv_indices, kv_indptr, kv_last
 
 
 def _check_room(batch_indices, positions, room):
-    """Refuses tokens behind the pages of their sequence: those are of another."""
+    """Refuses tokens after the pages of their sequence: these pages belong to another one."""
     wrong = (positions >= room[batch_indices.long()]).nonzero()
     if len(wrong):
         entry = int(wrong[0])
@@ -160,7 +160,7 @@ def _check_room(batch_indices, positions, room):
 
 
 def check_table(indptr, indices, last_page_len, page_size, device=None, prefix=""):
-    """Refuses what is no table of pages, and entries out of range that are on the host."""
+    """Refuses malformed tables of pages, and entries out of range if they are on the host."""
     if page_size < 1:
         raise ValueError(f"page_size: got {page_size}; allowed are 1 and more")
     check_integers(f"{prefix}indices", indices, ("pages",), device)
@@ -172,7 +172,7 @@ def check_table(indptr, indices, last_page_len, page_size, device=None, prefix="
 
 
 def table_width(indptr, indices):
-    """Pages of the longest sequence. Where a GPU alone knows it: a bound, unless the table would be large."""
+    """The pages of the longest sequence. If only a GPU knows them: an upper bound, unless the table would be large."""
     batch = len(indptr) - 1
     if not batch or not len(indices):
         return 0
@@ -182,12 +182,12 @@ def table_width(indptr, indices):
 
 
 def table_over(table, pages):
-    """The table as the kernels take it: no columns over a cache without pages, however wide that of a graph is."""
+    """The table in the kernels' form: no columns for a cache without pages, however wide the table of a graph is."""
     return table if len(pages) else table[:, :0]
 
 
 def rectangle(indptr, indices, width, behind=None):
-    """int32 [batch, width]: the pages of each sequence, then `behind`; anything if None, which is enough to read."""
+    """int32 [batch, width]: the pages of each sequence, then `behind`; if None, any entries, which are never used."""
     place = indptr[:-1, None] + torch.arange(width, dtype=torch.int32, device=indptr.device)
     if not len(indices):
         return torch.zeros_like(place)

@@ -8,7 +8,7 @@ from flash_attention.compat.flashinfer.page import check_table, get_seq_lens, re
 
 
 class Tables:
-    """With `fixed` (a CUDA graph) they stay where they are, as large as the caller's buffers, and plan() writes to them."""
+    """With `fixed` (a CUDA graph) they keep their addresses and the size of the caller's buffers; plan() writes to them."""
 
     def __init__(self, workspace, kv_layout, fixed, buffers):
         check_layout(kv_layout)
@@ -36,7 +36,7 @@ class Tables:
         self.page_size, batch = page_size, len(last_page_len)
         if self.fixed:
             self._check_fixed(batch, indices, block_tables)
-        # Width and lengths are made where indptr is: on the host nothing waits.
+        # Width and lengths are computed on the device of indptr: on the host nothing waits.
         width = table_width(indptr, indices) if block_tables is None else 0
         here = [tensor.to(self.device, non_blocking=True) for tensor in (indptr, indices, last_page_len)]
         lengths = get_seq_lens(here[0], here[2], page_size) if seq_lens is None else self._checked_lengths(seq_lens, batch)

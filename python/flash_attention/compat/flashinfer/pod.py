@@ -1,4 +1,4 @@
-"""FlashInfer's wrappers for a prompt and a batch of single queries in one call: here one call after the other."""
+"""FlashInfer's wrappers for a prompt and a batch of single queries in one call: here two calls, one after the other."""
 
 from typing import Any
 
@@ -33,7 +33,7 @@ class PODWithPagedKVCacheWrapper:
         return self._decode.is_cuda_graph_enabled
 
     def reset_workspace_buffer(self, float_workspace_buffer: Tensor, int_workspace_buffer: Tensor) -> None:
-        """Nothing: no workspace of the caller is used."""
+        """Does nothing: no workspace of the caller is used."""
 
     def plan(
         self,
@@ -119,7 +119,7 @@ class PODWithPagedKVCacheWrapper:
         return out_p, self._decode.run(q_d, paged_kv_cache_d, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale)
 
     def end_forward(self) -> None:
-        """Nothing."""
+        """Does nothing."""
 
 
 class BatchPODWithPagedKVCacheWrapper:
@@ -199,11 +199,11 @@ class BatchPODWithPagedKVCacheWrapper:
         return ((out_p, out_d), (lse_p, lse_d)) if return_lse else (out_p, out_d)
 
     def _plan_prompts(self, **options):
-        """The prompts' mask is an argument of run(), so what it changes is planned when it changes."""
+        """The prompts' mask is an argument of run(), so the plan is updated when the mask changes."""
         masked = any(options.get(name) is not None for name in ("custom_mask", "packed_custom_mask"))
         if masked or options != self._planned:
             self._prefill.plan(*self._tables, **options, **self._options)
             self._planned = options
 
     def end_forward(self) -> None:
-        """Nothing."""
+        """Does nothing."""

@@ -1,8 +1,8 @@
-"""FlashInfer's pos_encoding_mode: positions that enter while attending, not when a key is appended.
+"""FlashInfer's pos_encoding_mode: positions that are applied during attention, not when a key is appended.
 
-"ALIBI" is a slope of the kernels'. "ROPE_LLAMA" rotates queries and keys by their places, in halves: the kernels do not
-rotate keys that they read, so a rotated copy of the planned pages is made for each call. Keys that are rotated when they
-are appended (flash_attention.append, pos_encoding_mode="NONE") cost nothing.
+"ALIBI" becomes slopes of the kernels. "ROPE_LLAMA" rotates queries and keys by their places, in halves. The kernels do not
+rotate keys that they read, so each call makes a rotated copy of the planned pages. Keys that are rotated when they are
+appended (flash_attention.append, pos_encoding_mode="NONE") cost nothing.
 """
 
 import math
@@ -27,7 +27,7 @@ class Positions:
         self.theta = 1e4 if rope_theta is None else rope_theta
 
     def slopes(self, heads, device):
-        """alibi_slopes of the kernels, None where there are none."""
+        """alibi_slopes for the kernels, or None."""
         return alibi_slopes(heads).to(device) if self.mode == "ALIBI" else None
 
     def rotated(self, q, k, v):
@@ -84,12 +84,12 @@ def _places(total, starts):
 
 
 def _widened(q, k, v):
-    """Keys and values of 8 bits in the type of q, which holds every code: rotated keys would be rounded to codes again."""
+    """Keys and values of 8 bits in the type of q, which holds every code: rotated keys are not rounded to codes again."""
     return (k.to(q.dtype), v.to(q.dtype)) if k.element_size() == 1 and q.element_size() > 1 else (k, v)
 
 
 def alibi_slopes(heads):
-    """2^(-8 i / n) for i = 1 ... n where n is a power of two; others take every other slope of twice the power below."""
+    """2^(-8 i / n) for i = 1 ... n if n is a power of two; further heads get every other slope of twice the power below."""
     power = 2 ** math.floor(math.log2(heads))
     slopes = [2 ** (-8 * i / power) for i in range(1, power + 1)]
     slopes += [2 ** (-4 * i / power) for i in range(1, 2 * (heads - power) + 1, 2)]

@@ -69,7 +69,7 @@ def single_prefill_with_kv_cache(
         out = single_prefill_with_kv_cache(q[0], k[0], v[0], causal=True)
 
     custom_mask: bool [qo_len, kv_len], True = visible; or packed_custom_mask, its bits in bytes, the lowest first. Either
-    stands in place of causal. Returns out as q, or (out, lse [qo_len, num_qo_heads] of base 2).
+    replaces causal. Returns out as q, or (out, lse [qo_len, num_qo_heads] of base 2).
     """
     if wrong:
         refuse_keywords(single_prefill_with_kv_cache, wrong)
@@ -151,14 +151,14 @@ class BatchPrefillWithPagedKVCacheWrapper:
         return self._tables.fixed
 
     def reset_workspace_buffer(self, float_workspace_buffer: Tensor, int_workspace_buffer: Tensor) -> None:
-        """Nothing: no workspace of the caller is used."""
+        """Does nothing: no workspace of the caller is used."""
 
     def workspace_size(self, *arguments: Any, **options: Any) -> tuple[int, int]:
         """(0, 0), of the arguments of plan(): no workspace of the caller is used."""
         return 0, 0
 
     def prewarm_paged_kv_stride_variant(self, variant: str = "independent") -> None:
-        """Nothing: keys and values may have different strides in any call."""
+        """Does nothing: keys and values may have different strides in any call."""
 
     def plan(
         self,
@@ -354,4 +354,4 @@ class BatchPrefillWithPagedKVCacheWrapper:
     forward_return_lse = functools.partialmethod(forward, return_lse=True)
 
     def end_forward(self) -> None:
-        """Nothing."""
+        """Does nothing."""

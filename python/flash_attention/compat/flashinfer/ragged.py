@@ -1,4 +1,4 @@
-"""FlashInfer's prefill over keys and values that lie end to end, without a cache."""
+"""FlashInfer's prefill over keys and values end to end, without a cache."""
 
 import functools
 from typing import Any
@@ -27,8 +27,8 @@ class BatchPrefillWithRaggedKVCacheWrapper:
     """FlashInfer's wrapper: plan() takes the starts of queries and keys of a batch, run() attends, for as many layers as
     there are.
 
-    float_workspace_buffer says on which device; its memory is not used. With use_cuda_graph the two buffers hold the
-    starts, the batch is fixed, and a graph that holds run() is replayed after a plan() with other lengths.
+    float_workspace_buffer only determines the device; its memory is not used. With use_cuda_graph the two buffers hold the
+    starts, the batch is fixed, and a graph with run() may be replayed after a plan() with other lengths.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class BatchPrefillWithRaggedKVCacheWrapper:
         return self._fixed is not None
 
     def reset_workspace_buffer(self, float_workspace_buffer: Tensor, int_workspace_buffer: Tensor) -> None:
-        """Nothing: no workspace of the caller is used."""
+        """Does nothing: no workspace of the caller is used."""
 
     def plan(
         self,
@@ -205,7 +205,7 @@ class BatchPrefillWithRaggedKVCacheWrapper:
         return padded(q, k, v, packed={**starts, **lengths}, **given)
 
     def _over_rows(self, q, k, v, given):
-        """Keys and values of 8 bits under wider queries, and bit masks, which are a cache's: each row is a page."""
+        """For keys and values of 8 bits with wider queries, and bit masks, which need a cache: each row becomes a page."""
         lengths = self._starts[1].diff()
         width = len(k) if self._most[1] is None else self._most[1]
         table = self._starts[1][:-1, None] + torch.arange(width, dtype=torch.int32, device=k.device)
@@ -265,4 +265,4 @@ class BatchPrefillWithRaggedKVCacheWrapper:
     forward_return_lse = functools.partialmethod(forward, return_lse=True)
 
     def end_forward(self) -> None:
-        """Nothing."""
+        """Does nothing."""

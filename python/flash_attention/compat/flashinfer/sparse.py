@@ -16,7 +16,7 @@ def _check_positions(mode):
 
 
 def _replan(wrapper, q, pos_encoding_mode, logits_soft_cap, sm_scale):
-    """Other options for the blocks that are planned."""
+    """Plans the same blocks with other options."""
     _check_positions(pos_encoding_mode)
     if wrapper._plan is not None:
         wrapper._plan |= {"softcap": logits_soft_cap or 0.0, "scale": scale_of(q.shape[-1], sm_scale)}
@@ -25,7 +25,7 @@ def _replan(wrapper, q, pos_encoding_mode, logits_soft_cap, sm_scale):
 class BlockSparseAttentionWrapper:
     """FlashInfer's wrapper: plan() takes which blocks of R queries see which blocks of C keys, run() attends.
 
-    Forward only, as FlashInfer's; attention(key_blocks=...) has gradients. plan() reads indptr on the host.
+    Forward only, as in FlashInfer; attention(key_blocks=...) has gradients. plan() reads indptr on the host.
     """
 
     def __init__(self, float_workspace_buffer: Tensor, backend: str = "auto") -> None:
@@ -33,7 +33,7 @@ class BlockSparseAttentionWrapper:
         self._plan = None
 
     def reset_workspace_buffer(self, float_workspace_buffer: Tensor, int_workspace_buffer: Tensor) -> None:
-        """Nothing: no workspace of the caller is used."""
+        """Does nothing: no workspace of the caller is used."""
 
     def plan(
         self,
@@ -155,7 +155,7 @@ class BlockSparseAttentionWrapper:
         return self.run(q, k, v, scale_q, scale_k, scale_v)
 
     def end_forward(self) -> None:
-        """Nothing is held."""
+        """Does nothing: no resources are held."""
 
 
 class VariableBlockSparseAttentionWrapper:
@@ -169,7 +169,7 @@ class VariableBlockSparseAttentionWrapper:
         self._plan = None
 
     def reset_workspace_buffer(self, float_workspace_buffer: Tensor, int_workspace_buffer: Tensor) -> None:
-        """Nothing: no workspace of the caller is used."""
+        """Does nothing: no workspace of the caller is used."""
 
     def plan(
         self,
@@ -267,4 +267,4 @@ class VariableBlockSparseAttentionWrapper:
         return self.run(q, k, v)
 
     def end_forward(self) -> None:
-        """Nothing is held."""
+        """Does nothing: no resources are held."""

@@ -1,4 +1,4 @@
-"""FlashInfer's jit_args: kernels that a caller describes. The one of attention sinks is served, by its name."""
+"""FlashInfer's jit_args: kernels that a caller describes. Only the variant with attention sinks is supported, by name."""
 
 _TENSORS, _SCALARS, _NAME = 7, 9, 11  # places of jit_args: names of more tensors, names of more numbers, the variant
 
@@ -6,7 +6,7 @@ SINK_VARIANT = (*[None] * _TENSORS, ("sink",), ("float",), ("sm_scale",), ("doub
 
 
 def takes_sinks(jit_args):
-    """Whether run() gets (sink, sm_scale) behind its tensors; refuses every other variant."""
+    """Whether run() gets (sink, sm_scale) after its tensors. Refuses every other variant."""
     if jit_args is None:
         return False
     given = list(jit_args)
@@ -20,7 +20,7 @@ def takes_sinks(jit_args):
 
 
 def sinks_and_scale(takes, more, sinks, sm_scale):
-    """(sinks, sm_scale) of a run: from the positional arguments that the variant has, else as given and planned."""
+    """(sinks, sm_scale) of a run: from the positional arguments of the variant, otherwise as given and planned."""
     if not takes:
         if more:
             raise NotImplementedError(f"run: got {len(more)} more positional arguments, which are those of jit_args")

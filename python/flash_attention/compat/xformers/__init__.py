@@ -1,6 +1,6 @@
 """xformers' attention over this library: `from flash_attention.xformers import memory_efficient_attention`.
 
-Its bias classes are in attn_bias and here; objects of the real package are taken, too.
+Its bias classes are in attn_bias and here; objects of the real package are accepted, too.
 """
 
 from typing import Any, NoReturn
@@ -88,8 +88,8 @@ def memory_efficient_attention(
 
     [batch, seq, head_dim] is one head; [batch, seq, groups, heads, head_dim] is grouped: keys that are expanded over the
     heads of a group (stride 0) are read once. attn_bias is one of the classes here, or xformers' own, or a tensor that is
-    added: [batch, heads, seq_q, seq_kv], with 1 in place of any size. Block-diagonal biases need a batch of 1. p is the
-    dropout probability. op is accepted and changes nothing. Keys in pages have no gradients.
+    added: [batch, heads, seq_q, seq_kv], each size may be 1. Block-diagonal biases need a batch of 1. p is the dropout
+    probability. op is accepted, without effect. Keys in pages have no gradients.
     """
     if wrong:
         refuse_keywords(memory_efficient_attention, wrong)
@@ -155,7 +155,7 @@ def memory_efficient_attention_partial(
     output_dtype: torch.dtype | None = None,
     **wrong: NoReturn,
 ) -> tuple[Tensor, Tensor]:
-    """(out, lse) over some of the keys; merge_attentions() puts such parts together.
+    """(out, lse) over some of the keys; merge_attentions() merges such parts.
 
     For example:
 
@@ -187,7 +187,7 @@ def merge_attentions(
     return out.view(outs[0].shape), lse.view(lses[0].shape) if write_lse else None
 
 
-# What callers know ours by.
+# The callers' names for our arguments.
 _NAMES = {"q": "query", "k": "key", "v": "value", "bias": "attn_bias", "mask": "attn_bias", "dropout_p": "p"}
 
 

@@ -1,1 +1,1 @@
-"""Parts of FlashAttention-2's `layers` that attention itself needs."""
+"""The parts of FlashAttention-2's `layers` that belong to attention."""

@@ -23,11 +23,11 @@ apply_rotary_emb_func = apply_rotary_emb
 
 
 class RotaryEmbedding(torch.nn.Module):
-    """Turns queries and keys by angles position * base ** (-2 i / dim), i = 0 ... dim / 2 - 1.
+    """Rotates queries and keys by angles position * base ** (-2 i / dim), i = 0 ... dim / 2 - 1.
 
     Args:
         dim: how many dimensions of a head are rotated.
-        interleaved: pairs are neighbours, instead of half of dim apart.
+        interleaved: pairs are neighbours, instead of dim / 2 apart.
         scale_base: if given, position m of a sequence of length s is scaled, too: pairs of q by
             ((2 i + 0.4 dim) / (1.4 dim)) ** ((m - s // 2) / scale_base), pairs of k by the inverse.
     """
@@ -57,7 +57,7 @@ class RotaryEmbedding(torch.nn.Module):
         max_seqlen: int | None = None,
         num_heads_q: int | None = None,
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """Turns in place. qkv as in apply_rotary_emb_qkv_(); with kv, qkv is q [batch, seq, heads, head_dim].
+        """Rotates in place. qkv as in apply_rotary_emb_qkv_(); with kv, qkv is q [batch, seq, heads, head_dim].
 
         seqlen_offset: int or int [batch], the position of the first token; a tensor needs max_seqlen.
         Returns qkv, or (q, kv).
@@ -75,7 +75,7 @@ class RotaryEmbedding(torch.nn.Module):
         return q, apply_rotary_emb_kv_(kv, cos_k, sin_k, self.interleaved, seqlen_offset)
 
     def _tables_for(self, length, device, dtype):
-        """Made anew where they are too short; with a scale, which follows the length, where the length differs."""
+        """Recomputes the tables if they are too short; with a scale, which depends on the length, if the length differs."""
         if self._tables is not None:
             (known, *place), tables = self._tables
             enough = known >= length if self.scale is None else known == length

@@ -16,7 +16,7 @@ def apply_rotary_emb(
     cu_seqlens: Tensor | None = None,
     max_seqlen: int | None = None,
 ) -> Tensor:
-    """Turns pairs of the first 2 * cos.shape[-1] dimensions of x by the angle of their position.
+    """Rotates pairs of the first 2 * cos.shape[-1] dimensions of x by the angle of their position.
 
     Args:
         x: [batch, seq, heads, head_dim], or [total, heads, head_dim] with cu_seqlens.
@@ -45,9 +45,10 @@ def apply_rotary_emb_qkv_(
     seqlen_offsets: int | Tensor = 0,
     num_heads_q: int | None = None,
 ) -> Tensor:
-    """Turns q and k in place, of qkv [batch, seq, 3, heads, head_dim] or [batch, seq, num_heads_q + 2 * heads_k, head_dim].
+    """Rotates q and k of qkv in place.
 
-    cos_k, sin_k: those of k where they differ from those of q.
+    qkv: [batch, seq, 3, heads, head_dim] or [batch, seq, num_heads_q + 2 * heads_k, head_dim].
+    cos_k, sin_k: for k, if they differ from those of q.
     """
     q, k = _queries_and_keys(qkv, num_heads_q)
     apply_rotary_emb(q, cos, sin, interleaved, True, seqlen_offsets)
@@ -58,7 +59,7 @@ def apply_rotary_emb_qkv_(
 def apply_rotary_emb_kv_(
     kv: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False, seqlen_offsets: int | Tensor = 0
 ) -> Tensor:
-    """Turns k of kv [batch, seq, 2, heads_k, head_dim] in place."""
+    """Rotates k of kv [batch, seq, 2, heads_k, head_dim] in place."""
     if kv.dim() != 5 or kv.shape[2] != 2:
         raise ValueError(f"kv: got shape {list(kv.shape)}; expected [batch, seq, 2, heads_k, head_dim]")
     apply_rotary_emb(kv[:, :, 0], cos, sin, interleaved, True, seqlen_offsets)
@@ -100,7 +101,7 @@ def _turn(x, cos, sin, interleaved, inplace):
 
 
 def _inside(positions, count, x, offsets, cu_seqlens):
-    """Positions that cos and sin have: others are refused where the host knows them, and count as the nearest elsewhere."""
+    """Positions that cos and sin have. Others are refused if the host knows them, else they count as the nearest ones."""
     low, high = 0, -1
     if cu_seqlens is None and isinstance(offsets, int):
         low, high = offsets, offsets + x.shape[1] - 1
@@ -118,5 +119,5 @@ def _positions(x, offsets, cu_seqlens):
         return within + offsets if isinstance(offsets, int) else within + offsets.long()[:, None]
     starts, token = cu_seqlens.long(), torch.arange(x.shape[0], device=x.device)
     sequence = torch.searchsorted(starts[1:].contiguous(), token, right=True).clamp(max=len(starts) - 2)
-    within = torch.where(token < starts[-1], token - starts[sequence], 0)  # rows behind the last sequence belong to none
+    within = torch.where(token < starts[-1], token - starts[sequence], 0)  # rows after the last sequence belong to none
     return within + (offsets if isinstance(offsets, int) else offsets.long()[sequence])

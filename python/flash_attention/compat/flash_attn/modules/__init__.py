@@ -1,1 +1,1 @@
-"""flash_attn.modules: mha alone. Blocks, embeddings and MLPs are no attention."""
+"""flash_attn.modules: only mha. Blocks, embeddings and MLPs are not attention."""

@@ -21,7 +21,7 @@ __all__ = ["MHA", "CrossAttention", "FlashCrossAttention", "FlashSelfAttention",
 
 
 def get_alibi_slopes(nheads: int) -> list[float]:
-    """Slopes of ALiBi: powers of 2^(-8 / n), n the power of two up to nheads; further ones lie between those."""
+    """Slopes of ALiBi: powers of 2^(-8 / n), n the largest power of two up to nheads; further slopes are between those."""
     power = 1 << (nheads.bit_length() - 1)
     slopes = [2.0 ** (-8.0 * (n + 1) / power) for n in range(power)]
     between = [2.0 ** (-4.0 * (2 * n + 1) / power) for n in range(nheads - power)]
@@ -82,7 +82,7 @@ class FlashCrossAttention(_Options):
         return flash_attn_varlen_kvpacked_func(q, kv, *lengths, **self._options(causal))
 
 
-# flash-attn's are the textbook algorithm. The results are the same, so there is one implementation here.
+# In flash-attn these are the textbook algorithm. The results are the same, so there is one implementation here.
 class SelfAttention(FlashSelfAttention):
     def forward(self, qkv: Tensor, causal: bool | None = None, key_padding_mask: Tensor | None = None) -> Tensor:
         _refuse_padding(key_padding_mask)
@@ -101,7 +101,7 @@ class MHA(torch.nn.Module):
         layer = MHA(64, 4, num_heads_kv=2, causal=True, rotary_emb_dim=16)
         out = layer(torch.randn(2, 10, 64))
 
-    use_flash_attn, fused_bias_fc change nothing: the attention is always this library's. dwconv is refused.
+    use_flash_attn and fused_bias_fc have no effect: the attention is always this library's. dwconv is refused.
     """
 
     def __init__(
@@ -184,9 +184,9 @@ class MHA(torch.nn.Module):
         inference_params: Any = None,
         **kwargs: Any,
     ) -> Any:
-        """x [batch, seq, embed_dim], or [total, embed_dim] with cu_seqlens; x_kv: of keys and values, with cross_attn.
+        """x [batch, seq, embed_dim], or [total, embed_dim] with cu_seqlens; x_kv: for keys and values, with cross_attn.
 
-        mixer_subset: the rows of x (after projection, those of queries) that a result is wanted of. inference_params:
+        mixer_subset: the rows of x (after projection, those of queries) whose results are needed. inference_params:
         flash-attn's, or anything with max_batch_size, max_seqlen, seqlen_offset, batch_size_offset, lengths_per_sample and
         key_value_memory_dict: x is appended to the cache of layer_idx.
         """
@@ -231,7 +231,7 @@ class MHA(torch.nn.Module):
         return self.rotary_emb(q, kv, seqlen_offset=offset, max_seqlen=max_seqlen)
 
     def _over_cache(self, q, kv, params):
-        """Appends keys and values behind those that the cache holds, and attends to all of them."""
+        """Appends keys and values to the cache, and attends to all of them."""
         if self.layer_idx is None:
             raise ValueError("layer_idx: got None; inference_params needs it")
         caches = params.key_value_memory_dict
