@@ -1,8 +1,8 @@
-"""All ranks call with the same problem, or all of them get an error that says who differs in what.
+"""All ranks call with the same problem, or all of them get an error that names the rank and the value that differ.
 
-Nothing is exchanged before, so the group can be used after such an error. On the host every call is compared; it waits
-for the slowest rank, as its first block would. On a GPU, where reading an answer empties the queue, each problem is
-compared once.
+Ranks compare before anything else is exchanged, so the group can be used after such an error. On the host every call is
+compared; it waits for the slowest rank, as its first block would. On a GPU each problem is compared only once, because
+reading the answer makes the host wait for all queued work.
 """
 
 import zlib
@@ -19,12 +19,12 @@ class Agreement:
     """The check of one call; wait() returns or raises on every rank."""
 
     def __init__(self, peers, fields, fault, device):
-        """fields: {name: value}, the same on all ranks; fault: what is wrong on this one, "" if nothing."""
+        """fields: {name: value}, the same on all ranks; fault: the error of this rank's arguments, "" if there is none."""
         self.peers, self.fields, self.fault = peers, fields, fault
         known = _agreed.setdefault(peers.group.group_name, set())
         if len(known) > _LIMIT:
             known.clear()
-        # A seed is new in every step; the problem that it belongs to is not.
+        # The seed changes in every step, the problem does not.
         self.known = known
         self.key = tuple(item for item in fields.items() if item[0] not in ("seed", "offset"))
         self.exchange = None
@@ -64,7 +64,7 @@ class Agreement:
 
 
 def _number(value):
-    """As it is where it is a whole number; else a checksum."""
+    """The value itself if it is a whole number; else a checksum."""
     if isinstance(value, int):
         return int(value)
     return zlib.crc32(repr(value).encode())

@@ -1,4 +1,4 @@
-"""What a context-parallel call may be given, and what follows from it."""
+"""Checks of a context-parallel call's arguments, and the values derived from them."""
 
 import torch
 
@@ -18,7 +18,7 @@ def device_of(q):
 
 
 def autocast(*tensors):
-    """As attention() takes them under torch.autocast."""
+    """The tensors in the type that torch.autocast asks for, as in attention()."""
     device = device_of(tensors[0]).type
     if not torch.is_autocast_enabled(device):
         return tensors
@@ -49,7 +49,7 @@ def shape_of(q, world, layout, window, documents, cut_columns):
 
 
 def chosen(method, q, k, world, dropout_p, alibi_slopes):
-    """The method of a call. Gathering is worth its memory where K and V of all ranks are no larger than what is here."""
+    """The method of a call. Gathers if K and V of all ranks need no more memory than q, k, v and out of this rank."""
     if dropout_p or alibi_slopes is not None:
         return "ulysses"
     if method != "auto":
@@ -58,7 +58,7 @@ def chosen(method, q, k, world, dropout_p, alibi_slopes):
 
 
 def common_seed(seed, peers, device):
-    """The seed of rank 0 where none is given: every rank draws the same bits."""
+    """The seed of rank 0 if none is given: every rank draws the same bits."""
     if seed is not None:
         return seed
     found = torch.randint(2**63 - 1, (1,)).to(device)
@@ -70,7 +70,7 @@ def common_seed(seed, peers, device):
 
 
 def fault(q, k, v, *, bias, mask, documents, world, method, layout, window, dropout_p, alibi_slopes, key_lengths, sink):
-    """What is wrong with the arguments of this rank; "" if nothing is."""
+    """The error of this rank's arguments; "" if there is none."""
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         if not isinstance(tensor, torch.Tensor):
             return f"{name}: expected a tensor of torch, got {type(tensor).__name__}"
@@ -88,7 +88,7 @@ def fault(q, k, v, *, bias, mask, documents, world, method, layout, window, drop
 
 
 def check_names(method, layout):
-    """Refuses what a group of one would not look at."""
+    """Refuses wrong names, which a group of one rank would otherwise not notice."""
     fault = _fault_of_names(method, layout)
     if fault:
         raise ValueError(fault)

@@ -63,15 +63,16 @@ def context_attention(
             costs no synchronisation.
         bias, mask: rows of this rank, columns of the whole sequence: [batch | 1, heads_q | 1, rows | 1, seq].
         key_lengths: int32 [batch], in terms of the whole sequence.
-        dropout_p, seed, offset: the bits of one device. seed=None takes that of rank 0.
-        method: "ring" (K and V come block by block while others are attended), "all_gather" (first all of K and V, then one
-            call), "ulysses" (heads instead of rows; for any number of heads), or "auto". Dropout and alibi_slopes depend on
-            the numbers of rows and heads: they are always computed by "ulysses".
-        layout: how rows were split: see split().
+        dropout_p, seed, offset: the same dropped entries as on one device. seed=None: the seed of rank 0.
+        method: "ring" (one block of K and V arrives while the previous one is attended), "all_gather" (first all of K and
+            V, then one call), "ulysses" (heads instead of rows; for any number of heads), or "auto". Dropout and
+            alibi_slopes depend on the indices of rows and heads: they are always computed by "ulysses".
+        layout: how the rows were split: see split().
         timeout: seconds to wait for another rank on the host; None = the group's own.
 
     Returns:
-        out, as q with head_dim_v as last size; or (out, lse). Differentiable in q, k, v, bias, sink and through lse.
+        out, shaped as q but with head_dim_v as the last size; or (out, lse). Differentiable in q, k, v, bias, sink and
+        through lse.
         Gradients of sink, and of a bias that has one row for all, are this rank's share: add them up over the ranks.
     """
     if wrong:
@@ -154,7 +155,7 @@ class Passes(torch.autograd.Function):
 
 
 class Gradients(torch.autograd.Function):
-    """A backward pass of which a graph is wanted (create_graph=True): its derivative is refused, not dropped."""
+    """The backward pass under create_graph=True: its derivative is refused, not dropped."""
 
     @staticmethod
     def forward(ctx, function, *tensors):

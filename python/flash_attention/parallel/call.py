@@ -48,7 +48,7 @@ class Call:
         tensors = Tensors(
             q, k, v, bias, mask, sink=own_sink, cu_seqlens_q=starts_q, cu_seqlens_kv=starts_kv, key_lengths=lengths
         )
-        # As plain calls have it where that is the same: then the kernels are those that are compiled already.
+        # If a plain call's options mean the same, use them: their kernels are compiled already.
         plain = bool(block.lengths) or seq_q == seq_kv or block.left < 0 > block.right
         causal = block.left < 0 and block.right == (0 if plain else seq_kv - seq_q)
         options = make_options(

@@ -1,4 +1,4 @@
-"""A problem cut by rank: which rows meet which keys in which call. Pure data, no tensors and no communication.
+"""A problem cut by rank: which call attends which rows to which keys. Pure data, no tensors and no communication.
 
 Every visible (query, key) pair is in exactly one block of exactly one rank and source;
 tests/python/parallel/test_parallel_cut.py counts them.
@@ -13,7 +13,7 @@ from flash_attention.parallel.layout import Segment, segments
 
 @dataclass(frozen=True)
 class Shape:
-    """What decides the cut. A bound of the window is -1 if it is not set; causal is right = 0."""
+    """The inputs of the cut. A bound of the window is -1 if it is not set; causal is right = 0."""
 
     seq: int
     world: int
@@ -21,7 +21,7 @@ class Shape:
     left: int = -1
     right: int = -1
     documents: tuple[int, ...] = ()  # cu_seqlens of the whole sequence; empty: one document
-    whole_segments: bool = False  # no block spans two segments of keys: a mask or bias is cut by columns
+    whole_segments: bool = False  # no block spans two segments of keys, because a mask or bias is cut by columns
 
 
 @dataclass(frozen=True)
@@ -35,16 +35,16 @@ class Block:
     right: int = -1
     lengths: tuple[int, ...] = ()  # rows of each document of the block; the diagonal is then bottom-right
     kv_lengths: tuple[int, ...] = ()  # keys of each
-    own: bool = False  # holds the diagonal of its rows: a sink counts here
+    own: bool = False  # holds the diagonal of its rows; the sink is counted in this block
 
 
 @dataclass(frozen=True)
 class Step:
-    """What a rank does with the keys of one source."""
+    """A rank's work on the keys of one source."""
 
     source: int
     blocks: tuple[Block, ...]
-    needs: tuple[tuple[int, int], ...]  # rows of the source that are sent, packed in this order; Block.kv counts in them
+    needs: tuple[tuple[int, int], ...]  # rows of the source that are sent, packed in this order; Block.kv indexes these
 
     @property
     def rows(self) -> int:
@@ -53,7 +53,7 @@ class Step:
 
 @lru_cache(maxsize=4096)
 def step(shape: Shape, rank: int, source: int) -> Step:
-    """Keys of `source` as `rank` meets them; without blocks where it sees none of them."""
+    """The work of `rank` on the keys of `source`; no blocks if it sees none of them."""
     mine = segments(shape.seq, shape.world, rank, shape.layout)
     theirs = segments(shape.seq, shape.world, source, shape.layout)
     if shape.documents or shape.left >= 0 or shape.right > 0 or shape.whole_segments:
@@ -67,13 +67,13 @@ def step(shape: Shape, rank: int, source: int) -> Step:
 
 
 def steps(shape: Shape, rank: int) -> list[Step]:
-    """The own keys, then those of rank - 1, rank - 2 ... as far as any is seen."""
+    """The rank's own keys, then those of rank - 1, rank - 2 ... up to the last of which any key is visible."""
     found = [step(shape, rank, (rank - turn) % shape.world) for turn in range(shape.world)]
     return [found[0]] + [one for one in found[1:] if one.blocks]
 
 
 def _whole(shape, mine, theirs, own):
-    """No window, no documents: everything, or causal, with as few calls as there can be."""
+    """No window, no documents: all keys visible, or causal. As few calls as possible."""
     rows, keys = _rows(mine), tuple((s.begin, s.length) for s in theirs)
     if shape.right < 0:
         return [Block(rows, _rows(theirs), keys, own=own)]
@@ -106,7 +106,7 @@ def _pairs(shape, mine, theirs):
 
 
 def band(q: Segment, kv: Segment, shape, own):
-    """The rows and keys that see each other; None where none does."""
+    """The rows and the keys between which some pair is visible; None if no pair is."""
     left, right = (shape.seq if bound < 0 else bound for bound in (shape.left, shape.right))
     first, last = max(q.begin, kv.begin - right), min(q.begin + q.length, kv.begin + kv.length + left)
     low, high = max(kv.begin, first - left), min(kv.begin + kv.length, last + right)
@@ -124,7 +124,7 @@ def band(q: Segment, kv: Segment, shape, own):
 
 
 def _documents(shape, segment):
-    """The documents of one segment, or what it has of them, each for itself."""
+    """The documents of one segment, or their parts in it, each attending itself."""
     pieces = [crop(segment, begin, end) for begin, end in zip(shape.documents, shape.documents[1:], strict=False)]
     lengths = tuple(piece.length for piece in pieces if piece)
     rows, keys = _rows([segment]), ((segment.begin, segment.length),)
@@ -133,7 +133,7 @@ def _documents(shape, segment):
 
 
 def _shared_document(starts, q, kv):
-    """What two segments have of the one document that may be in both."""
+    """The parts of two segments that belong to the one document that may be in both."""
     first = min(q, kv)
     inside = first.begin + first.length - 1
     for begin, end in itertools.pairwise(starts):

@@ -1,6 +1,6 @@
-"""Up to four partial results at once, in one pass over memory: Triton kernels for GPUs. partial.py does without them, too.
+"""Merges up to four partial results in one pass over memory: Triton kernels for GPUs. partial.py also works without them.
 
-Merging after every block would read and write the float32 sum each time: at 4096 rows a rank that is 20 us for 100 us of
+Merging after every block would read and write the float32 sum each time: at 4096 rows per rank 20 us for each 100 us of
 attention on an H200 (computed from its bandwidth). Four parts in one pass cost as much as one.
 """
 
@@ -31,7 +31,7 @@ def _tile(part, index, column, batch, heads, begin, end, inside, DIM: tl.constex
 @triton.jit
 def _merge(out, lse, p0, l0, b0, e0, p1, l1, b1, e1, p2, l2, b2, e2, p3, l3, b3, e3, total, rows, heads,
            COUNT: tl.constexpr, STATES: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr, BLOCK_DIM: tl.constexpr):
-    """out[row] = the parts that hold the row, added (gradients) or weighted by their lse (STATES), in their order."""
+    """out[row] = sum of the parts that hold the row, in their order; with STATES weighted by their lse, else plain."""
     batch = tl.program_id(1).to(tl.int64)
     index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)[:, None]
     row, head, inside = index // heads, index % heads, index < total

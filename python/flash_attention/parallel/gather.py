@@ -1,6 +1,6 @@
-"""Method "all_gather": the keys that a rank sees are brought together first, then every segment of rows is one call.
+"""Method "all_gather": a rank first receives all keys that it sees, then attends each segment of rows in one call.
 
-No partial results, so none is merged; memory O(whole sequence) for K and V, which grouped heads keep small.
+There are no partial results to merge. K and V take memory for the whole sequence, which is little with grouped heads.
 """
 
 import torch
@@ -12,13 +12,13 @@ from flash_attention.parallel.ring import add_scores, picked
 
 
 class Gathered:
-    """K and V of the whole sequence in its own order; rows that this rank does not see are not received, and stay empty."""
+    """K and V of the whole sequence in its order; rows that this rank does not see are not received: they stay unset."""
 
     def __init__(self, call):
         self.call, self.peers, self.shape = call, call.peers, call.shape
 
     def places(self, source, needs):
-        """[(row of the sequence, row of the message, how many)] of the rows `needs` of a source."""
+        """[(row in the sequence, row in the message, count)] of the rows `needs` of a source."""
         found, before = [], 0
         for begin, end in needs:
             for part in segments(self.shape.seq, self.shape.world, source, self.shape.layout):
@@ -53,7 +53,7 @@ class Gathered:
         return whole
 
     def returned(self, whole, like):
-        """Gradients of this rank's rows: what every rank found for them, added in the order of the turns."""
+        """Gradients of this rank's rows: the sum of every rank's share, in the order of the turns."""
         rank = self.peers.rank
         sends, receives, found = [], [], {}
         for other in self.others():
@@ -79,7 +79,7 @@ class Gathered:
 
 
 def blocks(shape, rank):
-    """One block for each segment of rows; a document that goes on behind a segment may need a separate one."""
+    """One block for each segment of rows; a document that continues past a segment may need a separate one."""
     whole = Segment(0, shape.seq, 0)
     found = []
     for segment in segments(shape.seq, shape.world, rank, shape.layout):
@@ -90,7 +90,7 @@ def blocks(shape, rank):
         pieces = [(cut.crop(segment, *edge), cut.crop(whole, *edge)) for edge in edges]
         pieces = [(rows, keys) for rows, keys in pieces if rows]
         rows, keys = pieces[-1]
-        if rows.begin + rows.length < keys.begin + keys.length:  # bottom-right is the diagonal of documents that end here
+        if rows.begin + rows.length < keys.begin + keys.length:  # else bottom-right is its diagonal
             found.append(cut.band(rows, keys, shape, own=True))
             pieces.pop()
         if pieces:

@@ -1,11 +1,11 @@
-"""Heads cut by rank: who computes which of them. Any numbers of heads, ranks with fewer or none included."""
+"""Heads cut by rank: which rank computes which heads. Any number of heads; some ranks may get fewer, or none."""
 
 from functools import lru_cache
 from typing import NamedTuple
 
 
 class Share(NamedTuple):
-    """Query heads q[0] .. q[1] and the key heads that they read, with the same number of query heads for each of these."""
+    """Query heads q[0] .. q[1] and the key heads that they read. Each key head has the same number of query heads."""
 
     q: tuple[int, int]
     kv: tuple[int, int]
@@ -13,7 +13,7 @@ class Share(NamedTuple):
 
 @lru_cache(maxsize=1024)
 def head_ranges(heads_q: int, heads_kv: int, world: int, rank: int) -> tuple[Share, ...]:
-    """What a rank computes. Whole groups where there are enough; else groups are cut and key heads sent twice."""
+    """The heads of a rank: whole groups if there are enough of them; else groups are cut, and key heads are sent twice."""
     if heads_q % heads_kv:
         raise ValueError(f"heads_kv: got {heads_kv}; allowed: a divisor of heads_q, {heads_q}")
     group = heads_q // heads_kv

@@ -17,7 +17,7 @@ IGNORE = -100
 
 @dataclass
 class Context:
-    """How the sequence of a model is cut, and what the last batch said about it."""
+    """How the sequence of a model is cut, with the lengths and documents of the last batch."""
 
     group: object
     layout: str
@@ -39,16 +39,16 @@ class Context:
 
 
 def parallelize_transformers(model, mesh_or_group=None, *, layout="zigzag", method="auto", gradients="mean", **wrong):
-    """Makes a causal language model of transformers train with context parallelism; returns it.
+    """Lets a causal language model of transformers train with context parallelism; returns the model.
 
         model = parallelize_transformers(AutoModelForCausalLM.from_config(config), group)
         model = DistributedDataParallel(model)
         loss = model(input_ids, labels=labels).loss        # the whole batch on every rank; the loss of the whole batch
 
-    Every rank calls it with the whole sequence and keeps its rows: tokens, positions and shifted labels are split, and
-    padded at the end where the group does not divide them. Attention exchanges keys; all else is local. `logits` are those
-    of this rank's rows. Padding on the right (attention_mask) and documents end to end (position_ids that begin again,
-    batch 1) are understood.
+    Every rank calls the model with the whole sequence and keeps its own rows: tokens, positions and shifted labels are
+    split, after padding at the end if the group does not divide them. Only attention communicates: it exchanges keys.
+    `logits` are those of this rank's rows. Padding on the right (attention_mask) and documents end to end (position_ids
+    that begin again, batch 1) are supported.
 
     gradients: how the gradients of ranks are joined: "mean" (DistributedDataParallel, FSDP) or "sum".
     """
@@ -93,7 +93,7 @@ def attention_forward(
 
 
 def _split_batch(model, arguments, options):
-    """The rows of this rank instead of the whole batch."""
+    """Replaces the whole batch by the rows of this rank."""
     context = model._context_parallel
     if len(arguments) > 1:
         raise ParallelError("model: expected input_ids as the only argument without a name")
@@ -129,7 +129,7 @@ def _split_batch(model, arguments, options):
 
 
 def _documents(positions, batch):
-    """cu_seqlens where positions begin again in the middle."""
+    """cu_seqlens if positions begin again in the middle of the sequence."""
     if positions is None or batch != 1 or positions.dim() != 2:
         return None
     begins = (positions[0].diff() != 1).nonzero().flatten() + 1
@@ -137,7 +137,7 @@ def _documents(positions, batch):
 
 
 def _key_lengths(mask, seq):
-    """int32 [batch] of a mask that hides padding at the end; None where it hides nothing."""
+    """int32 [batch] of a mask that hides padding at the end; None if it hides nothing."""
     if mask is None or bool(mask.all()):
         return None
     lengths = mask.to(torch.int32).sum(-1, dtype=torch.int32) if mask.dim() == 2 else None

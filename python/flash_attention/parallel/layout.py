@@ -1,7 +1,7 @@
-"""Which rows of a sequence a rank holds, and the helpers that split and join what belongs to them.
+"""Which rows of a sequence a rank holds, and helpers that split and join tensors accordingly.
 
 contiguous: rank r of W holds the r-th of W equal chunks.
-zigzag: of 2 W equal chunks rank r holds numbers r and 2 W - 1 - r: under a causal mask all have the same work.
+zigzag: of 2 W equal chunks rank r holds chunks r and 2 W - 1 - r, so all ranks have the same work under a causal mask.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ LAYOUTS = ("zigzag", "contiguous")
 
 
 class Segment(NamedTuple):
-    """Rows begin .. begin + length of the sequence, at row `local` of the rank that holds them."""
+    """Rows begin .. begin + length of the sequence; the rank that holds them has them from its row `local` on."""
 
     begin: int
     length: int
@@ -31,7 +31,7 @@ def check_layout(layout: str) -> None:
 
 @lru_cache(maxsize=4096)
 def segments(seq: int, world: int, rank: int, layout: str) -> tuple[Segment, ...]:
-    """What `rank` holds, in the order of the sequence."""
+    """The segments that `rank` holds, in the order of the sequence."""
     check_layout(layout)
     chunks = 2 * world if layout == "zigzag" and world > 1 else world
     if seq % chunks:
@@ -42,7 +42,7 @@ def segments(seq: int, world: int, rank: int, layout: str) -> tuple[Segment, ...
 
 
 def positions(seq: int, world: int, rank: int, *, layout: str = "zigzag", device=None, **wrong: NoReturn) -> Tensor:
-    """int64 [seq / world]: where each row of `rank` stands in the sequence.
+    """int64 [seq / world]: the position in the sequence of each row of `rank`.
 
     For example:
 
@@ -55,7 +55,7 @@ def positions(seq: int, world: int, rank: int, *, layout: str = "zigzag", device
 
 
 def split(tensor: Tensor, world: int, rank: int, *, dim: int = 1, layout: str = "zigzag", **wrong: NoReturn) -> Tensor:
-    """The rows of `rank` of a tensor that holds the whole sequence along `dim`: a contiguous copy.
+    """A contiguous copy of the rows that `rank` holds; `tensor` has the whole sequence along `dim`.
 
     For example:
 
@@ -68,7 +68,7 @@ def split(tensor: Tensor, world: int, rank: int, *, dim: int = 1, layout: str = 
 
 
 def join(tensors: Sequence[Tensor], *, dim: int = 1, layout: str = "zigzag", **wrong: NoReturn) -> Tensor:
-    """The whole sequence from the rows of every rank: what split() took apart.
+    """The whole sequence from the rows of every rank: the inverse of split().
 
     For example:
 
@@ -88,11 +88,11 @@ def join(tensors: Sequence[Tensor], *, dim: int = 1, layout: str = "zigzag", **w
 
 
 def shift_labels(labels: Tensor, *, cu_seqlens=None, ignore: int = -100, **wrong: NoReturn) -> Tensor:
-    """For next-token losses: labels[..., t + 1] at t, taken before the sequence is split; `ignore` at its end.
+    """For next-token losses: labels[..., t + 1] at t, and `ignore` at the end. Call it before the sequence is split.
 
         labels = shift_labels(torch.arange(16)[None])
 
-    With documents end to end, the last token of each predicts nothing.
+    With documents end to end, the last token of each document gets `ignore`, too.
     """
     if wrong:
         refuse_keywords(shift_labels, wrong)
@@ -105,7 +105,7 @@ def shift_labels(labels: Tensor, *, cu_seqlens=None, ignore: int = -100, **wrong
 
 
 def document_positions(cu_seqlens, *, device=None, **wrong) -> Tensor:
-    """int64 [total]: positions that begin at 0 in every document; split() them like the tokens.
+    """int64 [total]: positions that begin at 0 in every document; split() this tensor like the tokens.
 
     For example:
 
@@ -118,7 +118,7 @@ def document_positions(cu_seqlens, *, device=None, **wrong) -> Tensor:
 
 
 def pad_packed(tensor: Tensor, cu_seqlens, world: int, *, dim: int = 0, layout: str = "zigzag", value=0, **wrong: NoReturn):
-    """(tensor, cu_seqlens) with rows of `value` at the end, as a separate document: the group divides the total.
+    """(tensor, cu_seqlens) with rows of `value` at the end, as a separate document, so that the group divides the total.
 
         longer, starts = pad_packed(q[0], torch.tensor([0, 5, 16], dtype=torch.int32), world=4)
 

@@ -1,7 +1,7 @@
-"""Partial results of blocks, put together in float32 in the order in which they come.
+"""Partial results of blocks, merged in float32 in the order in which they are added.
 
-On a GPU they wait until there are four, and one kernel takes them all; elsewhere each is taken as it comes. `together` is
-where parts that were made on several streams are put together: TwoStreams.together.
+On a GPU they wait until there are four, which one kernel merges; elsewhere each is merged at once. `together` is the
+context in which parts of several streams are merged: TwoStreams.together.
 """
 
 from contextlib import nullcontext
@@ -14,19 +14,19 @@ _RUN = 256
 
 @cache
 def _fused():
-    """The module of fused kernels; None where there is no Triton, or none that can build a kernel for this GPU."""
+    """The module of fused kernels; None without Triton, or if Triton cannot build a kernel for this GPU."""
     try:
         from flash_attention.parallel import fused
 
         probe = torch.zeros(1, 1, 1, 8, device="cuda")
         fused.merge([((0, 1), probe, None)], 1, torch.float32, False)
-    except Exception:  # whatever a missing compiler or an unknown GPU makes Triton raise
+    except Exception:  # Triton raises all kinds of errors for a missing compiler or an unknown GPU
         return None
     return fused
 
 
 def waits(tensor):
-    """Whether parts like this one wait for others, and nothing is done when they come."""
+    """Whether parts like this one are kept until there are several, and not merged at once."""
     return _kernels(tensor) is not None
 
 
@@ -35,7 +35,7 @@ def _kernels(tensor):
 
 
 class States:
-    """Outputs and lse of some rows each -> those of all rows."""
+    """Merges parts, each with out and lse of some rows, to out and lse of all rows."""
 
     def __init__(self, q, head_dim_v, together=nullcontext):
         batch, self.rows, heads, _ = q.shape
@@ -84,12 +84,12 @@ def merge_into(out, lse, other, other_lse):
 
 
 def _runs(rows):
-    """A copy in float32 of a run of rows is small compared with all of them."""
+    """Runs of rows, so that a copy of a run in float32 is small compared with all rows."""
     return [slice(begin, min(begin + _RUN, rows)) for begin in range(0, rows, _RUN)]
 
 
 class Sum:
-    """Gradients of some rows each, added up in float32."""
+    """Adds up parts, each with gradients of some rows, in float32."""
 
     def __init__(self, like, together=nullcontext):
         self.like, self.rows = like, like.shape[1]
@@ -112,7 +112,7 @@ class Sum:
                 place[:, run] += part[:, run]
 
     def take(self, other):
-        """Adds what another one has, which is not used any more."""
+        """Adds the content of another sum, which is not used afterwards."""
         if self.total is None and not self.waiting:
             self.total, self.waiting = other.total, other.waiting
             return

@@ -1,4 +1,4 @@
-"""A process group as the methods use it: blocks sent and received at once, with errors that name rank and cause."""
+"""A process group for the methods: sends and receives blocks at the same time; its errors name the rank and the cause."""
 
 import re
 from datetime import timedelta
@@ -7,7 +7,7 @@ import torch.distributed as dist
 
 
 class ParallelError(RuntimeError):
-    """Context parallelism cannot go on; the message names this rank, the other one and the cause."""
+    """Context parallelism cannot continue; the message names this rank, the other rank and the cause."""
 
 
 def resolve_group(mesh_or_group):
@@ -33,7 +33,7 @@ def resolve_group(mesh_or_group):
 
 
 class Peers:
-    """The other ranks of a group. Ranks are those of the group; messages add the global one where it differs."""
+    """The other ranks of a group. Ranks are numbers in the group; messages add the global rank if it differs."""
 
     def __init__(self, group, timeout=None):
         self.group = group
@@ -47,7 +47,7 @@ class Peers:
         return f"rank {rank}" if everywhere == rank else f"rank {rank} (global {everywhere})"
 
     def post(self, what, sends, receives):
-        """Starts [(tensor, rank)] each; the tensors are contiguous, and not touched until wait() has returned."""
+        """Starts to send and receive lists of (tensor, rank). The tensors are contiguous; leave them alone until wait()."""
         operations = [(dist.irecv, tensor, rank) for tensor, rank in receives if tensor.numel()]
         operations += [(dist.isend, tensor, rank) for tensor, rank in sends if tensor.numel()]
         if not operations:
@@ -59,13 +59,13 @@ class Peers:
         except (RuntimeError, ValueError) as error:
             ranks = sorted({self.name(rank) for _, _, rank in operations})
             raise self.failure(what, "to and from", ", ".join(ranks), error) from error
-        if len(works) != len(operations):  # NCCL: one for all of them
+        if len(works) != len(operations):  # NCCL returns one for all of them
             operations = [(None, None, None)] * len(works)
         return Exchange(self, what, works, operations)
 
     def failure(self, what, direction, peer, error):
         cause = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        cause = re.sub(r"^\[\S*\] ", "", cause).partition(". This is typically")[0]  # gloo's own, without where and advice
+        cause = re.sub(r"^\[\S*\] ", "", cause).partition(". This is typically")[0]  # gloo's, without its advice
         return ParallelError(
             f"rank {self.rank} of {self.world}: {what} {direction} {peer} failed: {cause} "
             "(that process died, stopped, or left the call with an error of its own)"
@@ -79,7 +79,7 @@ class Exchange:
         self.peers, self.what, self.works, self.operations = peers, what, works, operations
 
     def wait(self):
-        """On a GPU the current stream waits and the host goes on."""
+        """On a GPU only the current stream waits; the host continues."""
         works, self.works = self.works, []
         for work, (op, _, rank) in zip(works, self.operations, strict=True):
             try:

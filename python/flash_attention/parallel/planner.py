@@ -1,8 +1,8 @@
-"""What a context-parallel call will cost: bytes and FLOPs of every turn, what overlaps, the efficiency to expect.
+"""The cost of a context-parallel call: bytes and FLOPs of every turn, their overlap, the expected efficiency.
 
-A model, not a measurement. The block of a turn is computed at `tflops`, merging it moves its rows through memory, and its
-keys travel at the bandwidth of their link. A rank's clock moves to whichever ends last, in the order in which ring.py posts
-and waits.
+A model, not a measurement. The block of a turn is computed at `tflops`, merging it reads and writes its rows in memory,
+and its keys are sent at the bandwidth of their link. A rank's clock moves to whichever of these ends last, in the order
+in which ring.py posts and waits.
 """
 
 from dataclasses import dataclass, field
@@ -38,7 +38,7 @@ HDR_NODES = Links(300.0, 25.0)
 
 @dataclass(frozen=True)
 class Turn:
-    """One rank's work with the keys of one source. ready: when they have arrived; begin, end: when the work runs."""
+    """One rank's work on the keys of one source. ready: when they have arrived; begin, end: when the work runs."""
 
     source: int
     flops: float
@@ -50,17 +50,17 @@ class Turn:
 
 @dataclass
 class Plan:
-    """print() it, or read its fields. Times in seconds, of the slowest rank that was looked at."""
+    """print() it, or read its fields. Times in seconds, of the slowest of the modelled ranks."""
 
     title: str
     method: str
     layout: str
     flops: float = 0.0  # of all ranks
     seconds: float = 0.0
-    ideal: float = 0.0  # the same FLOPs, evenly shared, nothing to wait for
+    ideal: float = 0.0  # the same FLOPs, evenly shared and without waiting
     waiting: float = 0.0
     received: int = 0  # bytes, by the rank that waits longest
-    kept: int = 0  # bytes of K and V that a rank holds at once, its own not counted
+    kept: int = 0  # bytes of other ranks' K and V that a rank holds at once
     balance: float = 1.0  # FLOPs of the busiest rank over the mean
     turns: list[Turn] = field(default_factory=list)
 
@@ -112,11 +112,11 @@ def plan(
         expected = plan(65536, heads=16, world=8)  # and prints it
 
     Args:
-        seq: of the whole sequence; a multiple of 2 * world (zigzag).
+        seq: the length of the whole sequence; a multiple of 2 * world (zigzag).
         bandwidth: GB/s of every GPU in one direction, or Links.
-        tflops: what a GPU reaches on one block alone: measure it with bench/multi_gpu.py --steps.
-        memory: GB/s of a GPU's own memory, through which partial results are merged.
-        backward: the backward pass, whose turns send dK and dV back, too.
+        tflops: the speed of one GPU on one block: measure it with bench/multi_gpu.py --steps.
+        memory: GB/s of a GPU's own memory, which limits the merging of partial results.
+        backward: the backward pass, whose turns also send dK and dV back.
     """
     if wrong:
         refuse_keywords(plan, wrong)
@@ -147,7 +147,7 @@ class _Model:
         self.head_row = batch * head_dim * element_bytes  # bytes of a row of one head
         self.row = 2 * heads_kv * self.head_row  # of K and V
         self.ways = 2 if backward else 1
-        # Seconds for a row. A part is written and read; one pass over the float32 sum takes three parts (fused.py).
+        # Seconds per row. A part is written and read; one pass over the float32 sum merges three parts (fused.py).
         self.merge = heads * batch * head_dim * (element_bytes + 8 / 3) / memory
 
     def ring(self, shape):
@@ -203,7 +203,7 @@ class _Model:
         share = max(counts)
         whole = cut.Shape(shape.seq, 1, shape.layout, shape.left, shape.right)
         total = self.per_pair * sum(pairs(block) for block in cut.step(whole, 0, 0).blocks)
-        size = rows * (2 * share + 2 * max(kv)) * self.head_row * self.ways  # q, k, v there and out back, one rank's part
+        size = rows * (2 * share + 2 * max(kv)) * self.head_row * self.ways  # a rank's part of q, k, v and, back, of out
         found.waiting = sum(self.links.seconds(0, other, size) for other in range(1, shape.world))
         found.received, found.kept = size * others, size * others // self.ways
         found.flops, found.ideal = total, total / shape.world / self.rate
@@ -219,7 +219,7 @@ class _Model:
 
 
 def _looked_at(world):
-    """Ranks at the ends and in the middle: the extremes of every layout."""
+    """The modelled ranks: at the ends and in the middle, the extremes of every layout."""
     return sorted({0, world // 2, world - 1})
 
 
@@ -233,7 +233,7 @@ def pairs(block):
 def _sum_of_clamped(shift, count, high):
     """sum over i < count of min(max(i + shift, 0), high)"""
 
-    def below(limit):  # sum over i < limit of i + shift, for the i where that is positive
+    def below(limit):  # sum over i < limit of max(i + shift, 0)
         first = max(0, -shift)
         number = max(0, limit - first)
         return number * (first + shift) + number * (number - 1) // 2

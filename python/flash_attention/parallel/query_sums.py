@@ -1,7 +1,7 @@
 """dQ of a backward pass over blocks of keys.
 
-SharedSums: the kernel of Hopper GPUs adds what each block gives to one sum in float32, and takes statistics of rows once.
-OwnSums: a block has its own dQ, and the parts are added up; for every other device and option.
+SharedSums: the kernel of Hopper GPUs adds each block's share to one sum in float32, and computes the statistics of the
+rows once. OwnSums: each block has its own dQ, and these are added up; for every other device and option.
 """
 
 import torch
@@ -16,7 +16,7 @@ _answers, _MOST_ANSWERS = {}, 1000
 
 
 def query_sums(call, steps, q, k, v, bias, sink, together):
-    """Sums for the blocks of these steps, which are those of all turns: each is asked for before the first runs."""
+    """The sums for the blocks of `steps`, which are all turns: every block is checked before the first one runs."""
     plain = all(each is None for each in (bias, sink, call.kernel, call.mask, call.key_lengths))
     if not (q.is_cuda and plain) or ops.is_watched(q):
         return OwnSums(call, q, together)
@@ -61,11 +61,11 @@ class OwnSums:
 
 
 class SharedSums:
-    """Three kinds of parts on one workspace: "rows" first, a "block" for each block, in any order and at once, "dq" last"""
+    """Three kinds of parts on one workspace: "rows" first; a "block" for each, in any order or at once; "dq" last."""
 
     def __init__(self, call, steps, q, k, v):
         self.call, self.q, self.dq = call, q, torch.empty_like(q)
-        self.keys = k[:, :1], v[:, :1]  # of parts that are about queries alone: a problem has keys
+        self.keys = k[:, :1], v[:, :1]  # stand in for the keys in parts without any: a problem must have keys
         self.ranges = {block.q for step in steps for block in step.blocks}
         self.rows, self.number, self.memory = q.shape[1], 0, None
 
@@ -109,7 +109,7 @@ class SharedSums:
 
 
 def _for_tma(tensor):
-    """With strides that the kernel's copies can take."""
+    """The tensor, copied if the kernel's TMA copies do not support its strides."""
     axes = zip(tensor.shape, tensor.stride(), strict=True)
     good = tensor.stride(-1) == 1 and all(n == 1 or (stride > 0 and stride % 8 == 0) for n, stride in list(axes)[:-1])
     return tensor if good else tensor.contiguous()

@@ -1,8 +1,8 @@
-"""Method "ring": keys and values come block by block, the next one while the present one is attended.
+"""Method "ring": keys and values arrive block by block, the next block while the present one is attended.
 
-In turn t rank r attends the keys of rank r - t and sends its own to rank r + t, those rows alone that are seen there.
-Nothing is forwarded: what is sent is the input itself, and what is received has two buffers. In the backward pass the
-same blocks come again, and dK and dV of each go straight back to its owner, who adds them in the order of the turns.
+In turn t rank r attends the keys of rank r - t and sends its own keys to rank r + t, only the rows that are visible
+there. Nothing is forwarded: a rank sends its inputs, and receives into two buffers. The backward pass receives the same
+blocks again and sends dK and dV of each straight back to its owner, who adds them in the order of the turns.
 """
 
 from itertools import groupby
@@ -15,7 +15,7 @@ from flash_attention.parallel.partial import States, Sum, waits
 from flash_attention.parallel.query_sums import query_sums
 from flash_attention.parallel.streams import streams_for
 
-# Rows times heads of a slice: on a GPU 1024 tiles of 128 rows, eight for each SM of an H200.
+# Rows times heads of a slice of heads: on a GPU 1024 tiles of 128 rows, eight for each SM of an H200.
 SLICE_ROWS = {"cuda": 1 << 17, "cpu": 512}
 
 
@@ -53,7 +53,7 @@ class Turns:
         self.flying[turn] = (exchange, receives, sends)
 
     def take(self, turn):
-        """(step, k, v) of a turn."""
+        """Waits for the keys of a turn: (step, k, v)."""
         if turn == 0:
             return self.incoming(0), self.k, self.v
         exchange, (k, v), _ = self.flying.pop(turn)
@@ -62,7 +62,7 @@ class Turns:
 
 
 def picked(tensor, ranges):
-    """Rows of [batch, rows, ...] in some ranges, contiguous; a view where it can be."""
+    """The rows of [batch, rows, ...] in these ranges, contiguous; a view if possible."""
     parts = [tensor[:, begin:end] for begin, end in ranges]
     if not parts:
         return tensor[:, :0]
@@ -70,7 +70,7 @@ def picked(tensor, ranges):
 
 
 def forward(call, q, k, v, bias, sink, turns=Turns):
-    """(out, lse) of this rank's rows over the keys of all."""
+    """(out, lse) of this rank's rows over the keys of all ranks."""
     call.agreement.wait()
     slices = head_slices(q, k)
     if len(slices) == 1:
@@ -79,7 +79,7 @@ def forward(call, q, k, v, bias, sink, turns=Turns):
     lse = q.new_empty((q.shape[0], q.shape[2], q.shape[1]), dtype=torch.float32)
     for share in slices:
         heads, keys = slice(*share.q), slice(*share.kv)
-        some_k, some_v = (tensor[:, :, keys].contiguous() for tensor in (k, v))  # as they are sent: copied once
+        some_k, some_v = (tensor[:, :, keys].contiguous() for tensor in (k, v))  # copied once, in the form that is sent
         out[:, :, heads], lse[:, heads] = _forward(
             call.some_heads(heads), q[:, :, heads], some_k, some_v, _of_heads(bias, heads), _of_heads(sink, heads), turns
         )
@@ -113,7 +113,7 @@ def backward(call, q, k, v, bias, sink, out, lse, dout, dlse, needs, turns=Turns
         dq = _backward(call, q, k, v, bias, sink, (out, lse), (dout, dlse), (dk, dv, dbias, dsink), turns)
         return dq, dk.result(), dv.result(), None if dbias is None else dbias.to(bias.dtype), dsink
     dq, dk, dv = (torch.empty_like(tensor) for tensor in (q, k, v))
-    for kv, shares in groupby(slices, key=lambda share: share.kv):  # a group that is cut has several shares in a row
+    for kv, shares in groupby(slices, key=lambda share: share.kv):  # a group that is cut has several consecutive shares
         keys = slice(*kv)
         some_k, some_v = (tensor[:, :, keys].contiguous() for tensor in (k, v))
         totals = Sum(some_k), Sum(some_v)
@@ -129,10 +129,10 @@ def backward(call, q, k, v, bias, sink, out, lse, dout, dlse, needs, turns=Turns
 
 
 def _backward(call, q, k, v, bias, sink, results, gradients, totals, turns):
-    """dq; adds to the sums of dk and dv, and to the gradients of bias and sink, where they are wanted."""
+    """Returns dq; adds to the sums of dk and dv, and to the gradients of bias and sink if they are wanted."""
     turns = turns(call, k, v)
     dk, dv, dbias, dsink = totals
-    streams = streams_for(q.device, waits(q) and dbias is None and dsink is None)  # those are added to in place
+    streams = streams_for(q.device, waits(q) and dbias is None and dsink is None)  # dbias and dsink are added to in place
     steps = [turns.incoming(turn) for turn in range(turns.world)]
     dq = query_sums(call, steps, q, k, v, bias, sink, streams.together)
     dq.begin(results, gradients)
@@ -171,9 +171,9 @@ def _backward(call, q, k, v, bias, sink, results, gradients, totals, turns):
 
 
 def head_slices(q, k):
-    """Heads that go round together. Where one slice of them keeps a device busy, the others need no buffers meanwhile.
+    """Slices of heads that pass through the ring one after the other. A slice keeps the device busy; only it has buffers.
 
-    The keys of a group that is cut travel more than once, at most half as often as it has query heads.
+    The keys of a group that is cut are sent more than once, at most half as often as the group has query heads.
     """
     batch, rows, heads_q, _ = q.shape
     heads_kv = k.shape[2]
@@ -190,7 +190,7 @@ def _of_heads(tensor, heads):
 
 
 class Return:
-    """dK and dV of a turn, in flight to the owner of the keys, and those of the own keys from the other side."""
+    """dK and dV of a turn in flight: to the owner of the keys, and of this rank's keys from the rank that attended them."""
 
     def __init__(self, turns, turn, dk, dv):
         self.ranges = turns.outgoing(turn).needs
@@ -215,7 +215,7 @@ class Return:
 
 
 def add_scores(total, block, part):
-    """Adds the gradient of a block of a bias where the block was cut from."""
+    """Adds the gradient of a block of the bias to the rows and columns that the block was cut from."""
     first, count = block.keys[0]
     place = total[..., first : first + count]
     place = place if place.shape[-2] == 1 else place[..., slice(*block.q), :]

@@ -30,7 +30,7 @@ def to_local(q, k, v, mesh_or_group, packed):
 
 
 def from_local(q, result, return_lse):
-    """Results as DTensors with the placements of q."""
+    """The results as DTensors with the placements of q."""
     from torch.distributed.tensor import DTensor, Shard
 
     out, lse = result if return_lse else (result, None)

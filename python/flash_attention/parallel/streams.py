@@ -1,8 +1,8 @@
-"""Two streams that the blocks of a ring go to by turns: a kernel begins on SMs where the one before has ended already.
+"""Two streams that the blocks of a ring alternate between: a kernel begins on the SMs that the previous one has left.
 
-The caller's stream exchanges keys and merges; it computes nothing meanwhile. A side stream waits for it before the work of
-each turn, and it waits for a side stream before what a turn used is freed or read. So memory that a side stream gave back
-is taken again by work that comes later in that order, and no tensor needs record_stream().
+The caller's stream only exchanges keys and merges. A side stream waits for the caller's stream before the work of each
+turn; the caller's stream waits for the side stream before the memory of that turn is freed or its results are read. So
+freed memory of a side stream is only reused by later work in this order, and no tensor needs record_stream().
 """
 
 from contextlib import contextmanager, nullcontext
@@ -13,14 +13,16 @@ import torch
 
 @cache
 def _sides(device, caller):
-    """For each stream of a caller its own: memory of a side stream never goes from one caller to another. Events are used
-    again: a wait is for what was recorded last before it."""
+    """Side streams for one stream of a caller, so that memory of a side stream never passes from one caller to another.
+
+    The events are reused: a wait is for the last record before it.
+    """
     streams = [torch.cuda.Stream(device) for _ in range(2)]
     return [(stream, torch.cuda.Event(), torch.cuda.Event()) for stream in streams]
 
 
 def streams_for(device, several):
-    """Streams for work on this device; one, the caller's own, where it cannot go on several."""
+    """Streams for work on this device; only the caller's if the work cannot use several."""
     if device.type != "cuda" or not several:
         return OneStream()
     caller = torch.cuda.current_stream(device)
@@ -34,7 +36,7 @@ class TwoStreams:
         self.caller, self.sides, self.switch = caller, sides, switch
 
     def begin(self, turn):
-        """What the caller's stream has done by now is visible to the work of a turn."""
+        """The context of a turn's work, which sees everything that is on the caller's stream by now."""
         stream, begun, _ = self.sides[turn % 2]
         begun.record(self.caller)
         stream.wait_event(begun)
@@ -47,7 +49,7 @@ class TwoStreams:
         ended.record(stream)
 
     def end(self, turn):
-        """The caller's stream waits for the work of a turn, not for what the other stream does meanwhile."""
+        """The caller's stream waits for the work of this turn, not for the other stream's."""
         self.caller.wait_event(self.sides[turn % 2][2])
 
     def join(self):
@@ -57,7 +59,7 @@ class TwoStreams:
 
     @contextmanager
     def together(self):
-        """On the caller's stream, between what the others did before and what they do after."""
+        """The context of work on the caller's stream, after all earlier and before all later work of the side streams."""
         self.join()
         with self.switch(self.caller):
             yield
@@ -66,7 +68,7 @@ class TwoStreams:
 
 
 class OneStream:
-    """Everything where it is called."""
+    """All work on the caller's stream."""
 
     work = staticmethod(lambda turn: nullcontext())
     together = staticmethod(nullcontext)

@@ -1,7 +1,7 @@
-"""torch's own entry, torch.distributed.tensor.experimental.context_parallel, with the ring of this library below it.
+"""torch's own entry, torch.distributed.tensor.experimental.context_parallel, on this library's ring.
 
-torch cuts the buffers and hands scaled_dot_product_attention DTensors that are sharded along the sequence; the operator
-that it chooses then comes here, on a GPU (flash) as on a CPU, for which torch has none.
+torch cuts the buffers and calls scaled_dot_product_attention with DTensors that are sharded along the sequence. The
+operator that it then chooses is handled here: on a GPU flash, and on a CPU, for which torch has no handler.
 """
 
 import torch
@@ -18,14 +18,14 @@ _replaced = {}
 
 
 def register_context_parallel() -> None:
-    """Makes torch's context_parallel() attend with this library, wherever torch chooses its flash kernels.
+    """Lets torch's context_parallel() use this library if torch chooses its flash kernels.
 
         flash_attention.parallel.register_context_parallel()
         with context_parallel(mesh, buffers=[q, k, v], buffer_seq_dims=[2, 2, 2]):
             out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
-    Both of torch's layouts are understood (its load balancer is "zigzag"). torch keeps its other kernels:
-    torch.nn.attention.sdpa_kernel(SDPBackend.FLASH_ATTENTION) chooses these.
+    Both of torch's layouts are supported (its load balancer is "zigzag"). torch's other kernels are not replaced:
+    torch.nn.attention.sdpa_kernel(SDPBackend.FLASH_ATTENTION) chooses flash.
     """
     table = _table()
     for op, handler in _HANDLERS.items():
@@ -35,7 +35,7 @@ def register_context_parallel() -> None:
 
 
 def unregister_context_parallel() -> None:
-    """Gives context_parallel() back to torch.
+    """Restores torch's own context_parallel().
 
     For example:
 
@@ -119,7 +119,7 @@ def _backward(dout, query, key, value, out, lse, dropout_p, causal, scale):
 
 
 def _kept(op, args, kwargs):
-    """What torch did with an operator before."""
+    """Calls torch's own handler of an operator."""
     handler = _replaced.get(op)
     if handler is None:
         raise ParallelError(f"{op}: got placements {args[0].placements}; allowed here: Shard({_SEQ}), the sequence")

@@ -1,6 +1,6 @@
-"""Method "ulysses": rows are exchanged for heads; a rank attends the whole sequence for its heads and gives rows back.
+"""Method "ulysses": rows are exchanged for heads; a rank attends the whole sequence for its heads and sends rows back.
 
-Rows keep their numbers, so whatever depends on them (dropout, ALiBi) is that of one device; heads may be of any number.
+Rows keep their indices, so dropout and ALiBi, which depend on them, are as on one device. Any number of heads works.
 """
 
 import itertools
@@ -14,7 +14,7 @@ from flash_attention.parallel.layout import join, split
 
 
 def attend(call, q, k, v, sink, options):
-    """(out, lse) of this rank's rows; differentiable. options: dropout_p, seed, offset, alibi_slopes, of attention()."""
+    """(out, lse) of this rank's rows; differentiable. options: dropout_p, seed, offset, alibi_slopes as in attention()."""
     call.agreement.wait()
     peers, layout = call.peers, call.shape.layout
     heads_q, heads_kv = q.shape[2], k.shape[2]
@@ -42,7 +42,7 @@ def attend(call, q, k, v, sink, options):
 
 
 def _whole(call, q, k, v, first_head, heads, sink, options):
-    """One call for some heads and all rows, with dropout's bits of the heads' own numbers."""
+    """One call for some heads and all rows. Dropout draws the bits of these heads in the whole problem."""
     dropout_p = options["dropout_p"]
     count = q.shape[2]
     if dropout_p and (heads % count or first_head % count):
@@ -72,8 +72,8 @@ def _whole(call, q, k, v, first_head, heads, sink, options):
 
 
 def _packed(call, q, k, v, first_head, heads, common):
-    """As one packed call. The number of a sequence enters dropout as number * heads + head: empty sequences before and
-    between the real ones give each head its number among all heads."""
+    """One packed call. Dropout numbers a head as sequence * heads + head, so empty sequences before and between the real
+    ones give each head its number among all heads."""
     batch, seq, count, _ = q.shape
     stride, begin = (heads // count, first_head // count) if "dropout_p" in common else (1, 0)
     documents = call.shape.documents or tuple(b * seq for b in range(batch + 1))
@@ -93,17 +93,17 @@ def _packed(call, q, k, v, first_head, heads, common):
 
 
 def _spread(values, count, begin, stride):
-    """Entries of the batch at the numbers of their sequences."""
+    """The batch's entries at the indices of their sequences."""
     spread = values.new_zeros((count, *values.shape[1:]))
     spread[begin::stride] = values
     return spread
 
 
 class RowsToHeads(torch.autograd.Function):
-    """[batch, rows, heads, dim] of this rank -> [batch, seq, its heads, dim], each.
+    """For each tensor: [batch, rows, heads, dim] of this rank -> [batch, seq, heads of this rank, dim].
 
-    ranges[i][rank] are the heads of tensor i that a rank takes. All tensors are in one node, so that every rank's backward
-    pass sends them in the same order.
+    ranges[i][rank] are the heads of tensor i that belong to a rank. All tensors are in one node, so that every rank's
+    backward pass sends them in the same order.
     """
 
     @staticmethod
@@ -118,7 +118,7 @@ class RowsToHeads(torch.autograd.Function):
 
 
 class HeadsToRows(torch.autograd.Function):
-    """The way back; all tensors have the same heads."""
+    """The inverse exchange; all tensors have the same heads."""
 
     @staticmethod
     def forward(ctx, peers, layout, ranges, heads, *tensors):
@@ -156,7 +156,7 @@ def to_rows(tensors, peers, layout, ranges, heads):
 
 
 def _heads_joined(parts, ranges, heads):
-    """Heads that several ranks had (gradients of shared keys) are added in float32, in the order of ranks."""
+    """All heads; those that several ranks had (gradients of shared keys) are added in float32, in the order of ranks."""
     taken = [pair for each in ranges for pair in each]
     shared = sum(high - low for low, high in taken) > heads
     dtype = torch.promote_types(parts[0].dtype, torch.float32) if shared else parts[0].dtype
@@ -170,7 +170,7 @@ def _heads_joined(parts, ranges, heads):
 
 
 def _exchange(peers, what, sends, found):
-    """One list of tensors for every rank on each side; a rank's own are not copied."""
+    """Sends and receives one list of tensors for each rank; a rank's own tensors are not copied."""
     others = [rank for rank in range(peers.world) if rank != peers.rank]
     exchange = peers.post(
         what,

@@ -11,7 +11,7 @@ import sys
 
 import torch
 
-# Triton decides when it is first imported; later it would be half interpreted.
+# Triton reads the variable when it is first imported; set later, only some functions would be interpreted.
 if "triton" not in sys.modules and not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 

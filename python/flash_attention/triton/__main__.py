@@ -1,6 +1,6 @@
 """python -m flash_attention.triton: the kernels against PyTorch on this machine's GPU, or in the interpreter.
 
-On a GPU the tile sizes are not searched for, which takes minutes; with --tune they are.
+On a GPU, --tune searches for the best tile sizes, which takes minutes; the default does not.
 """
 
 import sys

@@ -45,9 +45,10 @@ class Gradients(torch.autograd.Function):
 def attention(q, k, v, causal=False, scale=None, return_lse=False):
     """softmax(scale q k^T) v, exactly, without storing the scores.
 
-    q [batch, seq_q, heads_q, head_dim]; k, v [batch, seq_kv, heads_kv, head_dim]; fp16 or bf16; any strides with a unit
-    last one; heads_q a multiple of heads_kv. Causal is aligned bottom-right: query i sees keys j <= i + seq_kv - seq_q.
-    Returns out like q, and with return_lse also the log-sum-exp, fp32 [batch, heads_q, seq_q]. Both are differentiable.
+    q [batch, seq_q, heads_q, head_dim]; k, v [batch, seq_kv, heads_kv, head_dim]; fp16 or bf16; the last stride is 1, the
+    others are free; heads_q is a multiple of heads_kv. Causal is aligned bottom-right: query i sees keys
+    j <= i + seq_kv - seq_q. Returns out, shaped like q, and with return_lse also the log-sum-exp, fp32 [batch, heads_q,
+    seq_q]. Both are differentiable.
     """
     check(q, k, v)
     if scale is None:

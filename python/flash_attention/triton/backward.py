@@ -1,4 +1,4 @@
-"""Backward in three kernels, none of which needs atomics, so the gradients are bitwise reproducible.
+"""Backward in three kernels without atomics, so the gradients are bitwise reproducible.
 
 With P = exp(S - LSE) rebuilt tile by tile, dP = dO V^T and dS = P * (dP - D):
 
@@ -60,7 +60,7 @@ def add_grad_q(dQ_tile, Q_tile, dO_tile, lse_log2, delta, K, V, start, stop, fir
 @triton.jit
 def grad_q_nonfinite_safe(Q_tile, dO_tile, lse_log2, delta, K, V, end, first_q, k_stride, v_stride, seq_q, seq_kv,
                           scale_log2, BLOCK_Q: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr):
-    """The sum of dS K key by key, in which a hidden key is multiplied by nothing."""
+    """The sum of dS K key by key, which skips hidden keys instead of multiplying them by 0."""
     Q_tile = Q_tile.to(tl.float32)
     dO_tile = dO_tile.to(tl.float32)
     q_idx = first_q + tl.arange(0, BLOCK_Q)
@@ -109,7 +109,7 @@ def grad_q_kernel(Q, K, V, dO, LSE, D, dQ, scale, scale_log2,
         dQ_tile = add_grad_q(
             dQ_tile, Q_tile, dO_tile, lse_log2, delta, K, V, full, end, first_q, k_strides[1], v_strides[1], seq_q, seq_kv,
             scale_log2, BLOCK_Q, BLOCK_KV, HEAD_DIM, BLOCK_D, CAUSAL, MASKED=True)
-    if CAUSAL:  # a NaN of a key that some queries of the tile see: 0 * NaN has carried it to the others
+    if CAUSAL:  # if some queries of the tile see a key with NaN, 0 * NaN has brought it to the others, too
         if not all_finite(dQ_tile):
             dQ_tile = grad_q_nonfinite_safe(Q_tile, dO_tile, lse_log2, delta, K, V, end, first_q, k_strides[1],
                                             v_strides[1], seq_q, seq_kv, scale_log2, BLOCK_Q, HEAD_DIM, BLOCK_D)
@@ -120,7 +120,7 @@ def grad_q_kernel(Q, K, V, dO, LSE, D, dQ, scale, scale_log2,
 def add_grad_kv(dK_tile, dV_tile, K_tile, V_tile, Q, dO, LSE, D, start, stop, first_kv, q_stride, do_stride, seq_q,
                 seq_kv, scale_log2, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr, HEAD_DIM: tl.constexpr,
                 BLOCK_D: tl.constexpr, MASKED: tl.constexpr):
-    """Everything is held transposed, [keys, queries], so that P and dS are left operands and stay in registers.
+    """Scores are held transposed, [keys, queries], so that P and dS are left operands and stay in registers.
 
     Queries past the end load as zeros, which add nothing, so only the diagonal needs a mask.
     """

@@ -1,6 +1,6 @@
-"""Compiles every kernel for a GPU that need not be here: python -m flash_attention.triton.compile_only hip:gfx942
+"""Compiles every kernel for a GPU that need not be present: python -m flash_attention.triton.compile_only hip:gfx942
 
-Reports what the compiler says of each: shared memory, registers and spills where the target tells them.
+Prints shared memory, registers and spills of each kernel, if the compiler of the target reports them.
 """
 
 import os

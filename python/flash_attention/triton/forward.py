@@ -7,8 +7,8 @@
         O  = O * exp(m - m') + P V
     O /= l;  LSE = m + log(l)
 
-Exponentials are taken in base 2 (one instruction on a GPU), with log2(e) folded into the scale. With a causal mask the
-tiles that every query sees entirely come first and are not masked; those on the diagonal follow and are.
+Exponentials are in base 2 (one instruction on a GPU), with log2(e) folded into the scale. With a causal mask the loop
+goes first over the tiles that every query sees entirely, without masking, then over those on the diagonal, with masking.
 """
 # ruff: noqa: E741, SIM102 (O is the paper's letter; a branch on a constant stands alone)
 
@@ -38,7 +38,7 @@ def attend(acc, row_max, row_sum, Q_tile, K, V, start, stop, first_q, k_stride, 
             S = tl.where(visible(q_idx[:, None], kv_idx[None, :], seq_q, seq_kv, CAUSAL), S, float("-inf"))
         new_max = tl.maximum(row_max, tl.max(S, 1) * scale_log2)
         shift = new_max
-        if MASKED:  # a row that has seen no key yet: -inf - -inf would be NaN
+        if MASKED:  # in a row that has seen no key yet, -inf - -inf would be NaN
             shift = tl.where(new_max == float("-inf"), 0.0, new_max)
         P = tl.exp2(S * scale_log2 - shift[:, None])
         rescale = tl.exp2(row_max - shift)
@@ -53,7 +53,7 @@ def attend(acc, row_max, row_sum, Q_tile, K, V, start, stop, first_q, k_stride, 
 @triton.jit
 def attend_nonfinite_safe(Q_tile, row_max, K, V, end, first_q, k_stride, v_stride, seq_q, seq_kv, scale_log2,
                           BLOCK_Q: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr):
-    """The sum of P V key by key, in which a hidden key is multiplied by nothing."""
+    """The sum of P V key by key, which skips hidden keys instead of multiplying them by 0."""
     Q_tile = Q_tile.to(tl.float32)
     q_idx = first_q + tl.arange(0, BLOCK_Q)
     acc = tl.zeros([BLOCK_Q, BLOCK_D], tl.float32)
@@ -72,7 +72,7 @@ def forward_kernel(Q, K, V, O, LSE, scale_log2,
                    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, CAUSAL: tl.constexpr, EVEN_KV: tl.constexpr,
                    BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr):
     tile, batch_head = my_tile(seq_q, BLOCK_Q)
-    first_q = (tl.cdiv(seq_q, BLOCK_Q) - 1 - tile) * BLOCK_Q  # the last take longest with a causal mask: they start first
+    first_q = (tl.cdiv(seq_q, BLOCK_Q) - 1 - tile) * BLOCK_Q  # causal: the last tiles take longest and start first
     batch = batch_head // heads_q
     head = batch_head % heads_q
     Q += batch * q_strides[0] + head * q_strides[2]
@@ -96,7 +96,7 @@ def forward_kernel(Q, K, V, O, LSE, scale_log2,
             acc, row_max, row_sum, Q_tile, K, V, full, end, first_q, k_strides[1], v_strides[1], seq_q, seq_kv, scale_log2,
             BLOCK_Q, BLOCK_KV, HEAD_DIM, BLOCK_D, CAUSAL, MASKED=True)
 
-    if CAUSAL:  # a NaN of a key that some queries of the tile see: 0 * NaN has carried it to the others
+    if CAUSAL:  # if some queries of the tile see a key with NaN, 0 * NaN has brought it to the others, too
         if not all_finite(acc):
             acc = attend_nonfinite_safe(Q_tile, row_max, K, V, end, first_q, k_strides[1], v_strides[1], seq_q, seq_kv,
                                         scale_log2, BLOCK_Q, HEAD_DIM, BLOCK_D)

@@ -1,4 +1,4 @@
-"""What the kernels share: loading a tile, and which keys a tile of queries sees."""
+"""Shared by the kernels: loading a tile, and the keys that a tile of queries sees."""
 
 import os
 
@@ -10,7 +10,7 @@ INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
 
 @triton.jit
 def dot(a, b, acc):
-    """acc + a @ b. The interpreter holds bf16 as integers and would multiply those, so it is given fp32."""
+    """acc + a @ b. The interpreter holds bf16 as integers and would multiply the integers, so it gets fp32."""
     if INTERPRETED:
         a = a.to(tl.float32)
         b = b.to(tl.float32)
@@ -23,7 +23,7 @@ def load_tile(base, first_row, row_stride, num_rows, ROWS: tl.constexpr, HEAD_DI
               CHECK_ROWS: tl.constexpr):
     """[ROWS, BLOCK_D] of a matrix whose rows are row_stride apart; zero outside the matrix.
 
-    The tile's first row is addressed in 64 bits, so tensors above 2^31 elements are right.
+    The tile's first row is addressed in 64 bits, so tensors above 2^31 elements work.
     """
     rows = tl.arange(0, ROWS)
     dims = tl.arange(0, BLOCK_D)
@@ -61,8 +61,11 @@ def store_tile(base, first_row, row_stride, num_rows, tile, ROWS: tl.constexpr, 
 
 @triton.jit
 def my_tile(length, BLOCK: tl.constexpr):
-    """(tile, batch * heads + head) of this program. One grid axis: the others end at 65535, and the tiles of a head
-    should run side by side, since they share its keys in L2."""
+    """(tile, batch * heads + head) of this program.
+
+    The grid has one axis: the other axes end at 65535, and the tiles of a head should run at the same time, since they
+    share its keys in L2.
+    """
     tiles = tl.cdiv(length, BLOCK)
     return tl.program_id(0) % tiles, (tl.program_id(0) // tiles).to(tl.int64)
 
@@ -73,8 +76,8 @@ def key_range(first_q, seq_q, seq_kv, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.conste
     """(full, end): keys [0, full) are seen by every query of the tile, keys [end, seq_kv) by none; full is a multiple
     of BLOCK_KV. Causal is aligned bottom-right: query i sees key j <= i + seq_kv - seq_q.
 
-    Without a causal mask the answer is all or nothing, so that one loop does the whole work: with a second one for a
-    last incomplete tile, the compiler for sm_90 serialises every tensor-core instruction of the kernel.
+    Without a causal mask either all tiles are full or none, so that one loop does the whole work. With a second loop for
+    an incomplete last tile, the compiler for sm_90 serialises every tensor-core instruction of the kernel.
     """
     full = seq_kv if EVEN_KV else 0
     end = seq_kv
@@ -87,7 +90,7 @@ def key_range(first_q, seq_q, seq_kv, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.conste
 
 @triton.jit
 def visible(q_idx, kv_idx, seq_q, seq_kv, CAUSAL: tl.constexpr):
-    """Element-wise: does query q_idx see key kv_idx?"""
+    """Whether query q_idx sees key kv_idx, element-wise."""
     sees = kv_idx < seq_kv
     if CAUSAL:
         sees = sees & (kv_idx <= q_idx + seq_kv - seq_q)

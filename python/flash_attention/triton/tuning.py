@@ -1,7 +1,7 @@
-"""Tile sizes to try, and how the choice is remembered.
+"""The tile sizes to try, and the memory of the best ones.
 
-The winner is kept per (head_dim, causal, length class, dtype): a length class is short or long, since a new length must
-not mean a new search. A configuration that does not fit the GPU's shared memory drops out of the search by itself.
+The fastest is kept per (head_dim, causal, length class, dtype). The length class is only short or long, so that a new
+length needs no new search. A configuration that does not fit the GPU's shared memory drops out of the search.
 """
 
 import math
@@ -16,8 +16,8 @@ LOG2_E = tl.constexpr(math.log2(math.e))
 search = True  # False: no timing; the first tile of a table where it fits, else the last
 OPTIONS = {"enable_fp_fusion": True}  # S * scale - max in one instruction
 
-# (BLOCK_Q, BLOCK_KV, num_warps, num_stages) by padded head_dim. The first is the one expected to win on Hopper; the last
-# fits into 64 KiB of shared memory, so that there is always one that runs.
+# (BLOCK_Q, BLOCK_KV, num_warps, num_stages) by padded head_dim. The first is expected to be the fastest on Hopper; the
+# last fits into 64 KiB of shared memory, so that one always runs.
 FORWARD = {
     64: [(128, 128, 8, 3), (128, 64, 4, 3), (128, 64, 8, 3), (64, 64, 4, 2)],
     128: [(128, 128, 8, 3), (128, 64, 8, 3), (64, 64, 4, 3), (64, 32, 4, 2)],
@@ -36,12 +36,12 @@ GRAD_KV = {
 
 
 def block_d(head_dim):
-    """head_dim padded to what tl.dot takes; the padding is masked."""
+    """head_dim padded to a size that tl.dot supports; the padding is masked."""
     return max(16, triton.next_power_of_2(head_dim))
 
 
 def even(seq_kv):
-    """True where every tile of keys is complete, whatever its size."""
+    """Whether every tile of keys is complete, for every size of tile."""
     return seq_kv % 128 == 0
 
 
@@ -54,12 +54,12 @@ def tiles_for(table, head_dim):
 
 
 def shared_memory_bytes():
-    """What one program may use on the GPU at hand."""
+    """Shared memory that one program may use on this GPU."""
     return torch.cuda.get_device_properties(torch.cuda.current_device()).shared_memory_per_block_optin
 
 
 def time_briefly(call, quantiles):
-    """Tiles differ by more than the noise of a few samples."""
+    """Measures with few samples: tiles differ by more than their noise."""
     return triton.testing.do_bench(call, warmup=5, rep=20, quantiles=quantiles)
 
 
@@ -69,7 +69,7 @@ def autotuned(table):
     def config(tile):
         return triton.Config({"BLOCK_Q": tile[0], "BLOCK_KV": tile[1]}, num_warps=tile[2], num_stages=tile[3])
 
-    # The interpreter cannot time; any tile is right there, and a small one exercises every loop.
+    # The interpreter cannot measure time. Any tile is correct there, and a small one exercises every loop.
     if os.environ.get("TRITON_INTERPRET") == "1":
         return triton.autotune([config((32, 32, 4, 1))], key=[])
 

@@ -1,8 +1,8 @@
-"""xformers' attention biases: which keys of which block a query sees, and where the blocks are.
+"""xformers' attention biases: the blocks of keys, and the keys of its block that a query sees.
 
-Names, constructors and attributes are xformers', so that its objects and these are read alike (bands.py). Query i of a
-LowerTriangularMask sees keys j <= i; FromBottomRight and WithOffset, and windows over PaddedKeys, put the last query at the
-last key.
+Names, constructors and attributes are xformers', so that bands.py reads its objects and these in the same way. Query i of
+a LowerTriangularMask sees keys j <= i. FromBottomRight, WithOffset and windows over PaddedKeys align the last query with
+the last key.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from torch import Tensor
 
 
 class AttentionBias:
-    """What memory_efficient_attention() takes as attn_bias besides tensors."""
+    """A value of memory_efficient_attention()'s attn_bias that is not a tensor."""
 
     def to(self, device: Any) -> AttentionBias:
-        """The same with its tensors on the device."""
+        """A copy with its tensors on the device."""
         if not dataclasses.is_dataclass(self):
             return self
         moved = {
@@ -31,7 +31,7 @@ class AttentionBias:
         return dataclasses.replace(self, **moved) if moved else self
 
     def materialize(self, shape: Sequence[int], dtype: torch.dtype = torch.float32, device: Any = "cpu") -> Tensor:
-        """0 where a query sees a key, -inf elsewhere: [..., queries, keys], to look at."""
+        """0 if a query sees a key, else -inf: [..., queries, keys], for inspection."""
         from flash_attention.compat.xformers.bands import visible
 
         seen = visible(self, *shape[-2:])
@@ -85,8 +85,8 @@ class LocalAttentionFromBottomRightMask(AttentionBias):
 class SequenceInfo:
     """Sequences end to end: where each begins, as a tensor and on the host.
 
-    seqlen: how much of each counts, where there is space behind it; None: all. padding: rows from one to the next, where
-    that is the same for all.
+    seqlen: the length of each sequence if there is unused space after it, else None. padding: the rows from one start to
+    the next, if they are the same for all.
     """
 
     seqstart: Tensor
@@ -125,7 +125,7 @@ class SequenceInfo:
 
     @classmethod
     def from_seqlens_gappy(cls, seqstarts, seqlens, paged, *, device=None):
-        """paged: starts count inside of each sequence's pages, and seqlen becomes where its last key ends."""
+        """paged: starts count within each sequence's pages, and seqlen becomes the end of its last key."""
         starts, lengths = [int(start) for start in seqstarts], [int(length) for length in seqlens]
         if paged:
             starts.append(-1)
@@ -140,7 +140,7 @@ class SequenceInfo:
         return cls(_int32(starts, device), longest, shortest, starts, _int32(ends, device), ends, padding)
 
     def split(self, x: Tensor, batch_sizes: Sequence[int] | None = None) -> list[Tensor]:
-        """x [1, total, ...] in pieces [batch, rows, ...], of equally long sequences each."""
+        """x [1, total, ...] in pieces [batch, rows, ...], each of sequences of the same length."""
         if x.shape[0] != 1 or x.shape[1] != self.seqstart_py[-1]:
             raise ValueError(f"x: got shape {list(x.shape)}; expected [1, {self.seqstart_py[-1]}, ...]")
         counts = list(batch_sizes or [1] * (len(self.seqstart_py) - 1))
@@ -154,7 +154,7 @@ class SequenceInfo:
 
 @dataclasses.dataclass
 class BlockDiagonalMask(AttentionBias):
-    """Sequences end to end, [1, total, heads, head_dim]: a query sees its own."""
+    """Sequences end to end, [1, total, heads, head_dim]: a query sees its own sequence."""
 
     q_seqinfo: SequenceInfo
     k_seqinfo: SequenceInfo
@@ -170,7 +170,7 @@ class BlockDiagonalMask(AttentionBias):
 
     @classmethod
     def from_tensor_list(cls, tensors: Sequence[Tensor]) -> tuple[BlockDiagonalMask, Tensor]:
-        """(bias, tensors end to end) of tensors [batch, rows, ...]."""
+        """(bias, the tensors end to end) of tensors [batch, rows, ...]."""
         bias = cls.from_seqlens([x.shape[1] for x in tensors for _ in range(x.shape[0])], device=tensors[0].device)
         bias._batch_sizes = [x.shape[0] for x in tensors]
         return bias, _end_to_end(tensors)
@@ -211,12 +211,12 @@ class BlockDiagonalMask(AttentionBias):
 
 
 class BlockDiagonalCausalMask(BlockDiagonalMask):
-    """Query i of a sequence sees its keys j <= i."""
+    """Query i of a sequence sees keys j <= i of the sequence."""
 
 
 @dataclasses.dataclass
 class BlockDiagonalCausalFromBottomRightMask(BlockDiagonalMask):
-    """The last query of a sequence sees its last key."""
+    """The last query of a sequence is aligned with its last key."""
 
     def __post_init__(self) -> None:
         pairs = zip(self.q_seqinfo.intervals(), self.k_seqinfo.intervals(), strict=True)
@@ -244,7 +244,7 @@ class BlockDiagonalCausalLocalAttentionFromBottomRightMask(BlockDiagonalCausalFr
 
 @dataclasses.dataclass
 class BlockDiagonalPaddedKeysMask(AttentionBias):
-    """Keys [1, batch * kv_padding, ...], of which the first kv_seqlen of each sequence count."""
+    """Keys [1, batch * kv_padding, ...]; only the first kv_seqlen keys of each sequence are visible."""
 
     q_seqinfo: SequenceInfo
     k_seqinfo: SequenceInfo
@@ -262,7 +262,7 @@ class BlockDiagonalPaddedKeysMask(AttentionBias):
 
 
 class BlockDiagonalCausalWithOffsetPaddedKeysMask(BlockDiagonalPaddedKeysMask):
-    """The last query of a sequence sees its last key that counts."""
+    """The last query of a sequence is aligned with its last visible key."""
 
 
 @dataclasses.dataclass
@@ -299,12 +299,12 @@ class PagedBlockDiagonalPaddedKeysMask(AttentionBias):
 
 
 class PagedBlockDiagonalCausalWithOffsetPaddedKeysMask(PagedBlockDiagonalPaddedKeysMask):
-    """The last query of a sequence sees its last key that counts."""
+    """The last query of a sequence is aligned with its last visible key."""
 
 
 @dataclasses.dataclass
 class BlockDiagonalGappyKeysMask(AttentionBias):
-    """The keys of a sequence begin at its kv_seqstarts, and kv_seqlen of them count."""
+    """The keys of a sequence begin at its entry of kv_seqstarts; kv_seqlen of them are visible."""
 
     q_seqinfo: SequenceInfo
     k_seqinfo: SequenceInfo
@@ -315,7 +315,7 @@ class BlockDiagonalGappyKeysMask(AttentionBias):
         return cls(queries, SequenceInfo.from_seqlens_gappy(kv_seqstarts, kv_seqlen, False, device=device))
 
     def make_paged(self, block_tables: Tensor, page_size: int, notional_padding: int, paged_type: type) -> Any:
-        """The same over pages: the keys of sequence b begin at kv_seqstarts[b] - b * notional_padding of its pages."""
+        """The same over pages: the keys of sequence b begin at row kv_seqstarts[b] - b * notional_padding of its pages."""
         if notional_padding % page_size:
             raise ValueError(f"notional_padding: got {notional_padding}; it must be a multiple of page_size = {page_size}")
         keys = self.k_seqinfo
@@ -328,12 +328,12 @@ class BlockDiagonalGappyKeysMask(AttentionBias):
 
 
 class BlockDiagonalCausalWithOffsetGappyKeysMask(BlockDiagonalGappyKeysMask):
-    """The last query of a sequence sees its last key that counts."""
+    """The last query of a sequence is aligned with its last visible key."""
 
 
 @dataclasses.dataclass
 class PagedBlockDiagonalGappyKeysMask(AttentionBias):
-    """Keys in pages, of which those before kv_seqstarts, counted inside of a sequence's pages, do not count."""
+    """Keys in pages; keys before kv_seqstarts, counted within a sequence's pages, are not visible."""
 
     q_seqinfo: SequenceInfo
     k_seqinfo: SequenceInfo
@@ -349,7 +349,7 @@ class PagedBlockDiagonalGappyKeysMask(AttentionBias):
 
 
 class PagedBlockDiagonalCausalWithOffsetGappyKeysMask(PagedBlockDiagonalGappyKeysMask):
-    """The last query of a sequence sees its last key that counts."""
+    """The last query of a sequence is aligned with its last visible key."""
 
 
 def _padded(q_seqlen, padding, kv_seqlen, device):

@@ -1,11 +1,11 @@
-"""What a bias of xformers, or of attn_bias.py here, says: read by the name of its class, and from xformers' attributes."""
+"""The meaning of a bias of xformers, or of attn_bias.py here, read from its class name and from xformers' attributes."""
 
 from typing import NamedTuple
 
 import torch
 
-# Of each class: its shape, and which keys of a block a query sees. With "causal" and "window" the last query is at the last
-# key.
+# For each class: its shape, and the keys of a block that a query sees. "causal" and "window" align the last query with the
+# last key.
 _CLASSES = {
     "LowerTriangularMask": ("dense", "top_left"),
     "LowerTriangularMaskWithTensorBias": ("dense", "top_left"),
@@ -56,7 +56,7 @@ def band_of(bias):
 
 
 def visible(bias, queries, keys):
-    """bool [queries, keys], what the bias shows; of keys in pages, as they lie in memory."""
+    """bool [queries, keys]: the pairs that the bias shows. Keys in pages are in their order in memory."""
     band = band_of(bias)
     if band.shape == "dense":
         return _block(band, queries, keys)
@@ -75,7 +75,7 @@ def visible(bias, queries, keys):
 
 
 def _places(bias, keys):
-    """Where in memory key j of each sequence is, [batch, pages of a sequence * page_size]."""
+    """The place in memory of key j of each sequence, [batch, pages of a sequence * page_size]."""
     tables = bias.block_tables.cpu().long()
     return (tables[:, :, None] * bias.page_size + torch.arange(bias.page_size)).flatten(1)
 
