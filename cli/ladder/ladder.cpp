@@ -91,9 +91,9 @@ const Verb ladder_verb{
     "the teaching ladder: every step from a naive kernel to a fast one, checked and timed",
     "flash-attention ladder [RUNG...]: kernels/ladder/ holds one kernel for each idea, each a small change of the one\n"
     "before. With a GPU every rung is compared with fp64 and timed. Without one every rung runs in the emulator, which\n"
-    "counts what it does (bank conflicts, bytes of global memory, FLOPs), with what was measured on an H200.\n"
-    "docs/ladder/README.md is the way in; a page for each rung explains its change. --device cpu climbs the ladder of the\n"
-    "CPU instead: scalar, blocked online softmax, SIMD, threads.\n"
+    "counts its bank conflicts, bytes of global memory and FLOPs, next to the times measured on an H200. Begin with\n"
+    "docs/ladder/README.md; a page for each rung explains its change. --device cpu climbs the ladder of the CPU instead:\n"
+    "scalar, blocked online softmax, SIMD, threads.\n"
     "\n"
     "Examples:\n"
     "  flash-attention ladder                       all rungs\n"
@@ -112,7 +112,7 @@ const Verb ladder_verb{
     {{"diff", "", "show how the second of two rungs differs from the first"},
      {"exercise", "RUNG", "write a copy of the kernels with a bug in 01, 02, 03, 04, 06, 09, 10, 13 or b1"},
      {"check", "", "with --exercise: run the copy in the emulator and say whether the bug is repaired"},
-     {"folder", "FOLDER", "of the exercise [= exercise_RUNG]"},
+     {"folder", "FOLDER", "folder of the exercise [= exercise_RUNG]"},
      {"device", "D", "cuda, cuda:N, emulator, cpu or best", "best"},
      {"seq", "N", "queries and keys of the emulated problem; 1024 on the CPU", "128"},
      {"head-dim", "N", "its head dimension: a multiple of 8, at most 128", "64"},
@@ -120,8 +120,8 @@ const Verb ladder_verb{
      {"sweep", "", "GPU: also by length, as in the plots"},
      {"seconds", "S", "GPU and CPU: time to spend on each rung and problem", "0.2"},
      {"update", "", "rewrite the ladder's table and plots"},
-     {"root", "FOLDER", "the source that --update writes to", "."},
-     {"save", "FILE", "GPU: write what was measured as JSON"},
+     {"root", "FOLDER", "the source tree that --update writes to", "."},
+     {"save", "FILE", "GPU: write the measurements as JSON"},
      {"json", "", "print JSON instead of the table"}},
     ladder};
 

@@ -160,37 +160,37 @@ int run_stress(const Arguments& arguments) {
 
 const Verb stress_verb{
     "stress",
-    "random problems without end, each compared with fp64 and each call repeated",
+    "endless random problems, each compared with fp64 and each call repeated",
     "Draws problems over all options, head dimensions, lengths, strides and element types, with adversarial inputs\n"
     "(maxima that come late, large logits, ties, NaN behind a mask), so that every pair of them occurs. Forward and\n"
     "backward are compared with the same attention in fp64, computed by all cores of the host. Each call is repeated and\n"
-    "its bits are compared: those of forward, and of a backward pass that is asked to be deterministic. On a GPU each\n"
-    "problem has variants, which differ in batch, lengths, strides and inputs and need no other compilation, and\n"
-    "several processes share the work.\n"
+    "its bits are compared: those of forward, and of backward if the problem is deterministic. On a GPU each problem has\n"
+    "variants, which differ in batch, lengths, strides and inputs and need no other compilation, and several processes\n"
+    "share the work.\n"
     "\n"
     "Examples:\n"
     "  flash-attention stress --minutes 10\n"
     "  flash-attention stress --device cuda --problems 10000 --repeats 3 --json\n"
     "  flash-attention stress --device emulator --arch sm_90 --kernel forward/sm90\n"
     "\n"
-    "Exits with 1 if something differs, with the command that repeats the problem, or if nothing was compared.\n"
-    "Which problems a seed draws depends on their domain: with --domain as it is there and another --kernel, another\n"
-    "kernel runs the same problem.\n",
+    "Exits with 1 if a result differs, and prints the command that repeats the problem; also if nothing was compared.\n"
+    "The problems that a seed draws depend on the domain: with the same --domain and another --kernel, another kernel\n"
+    "runs the same problem.\n",
     0,
     {{"minutes", "M", "stop after so many minutes", "1"},
-     {"problems", "N", "stop after so many problems; without --minutes there is no other bound"},
-     {"seed", "N", "of the problems", "1"},
-     {"problem", "N", "this problem of the seed alone"},
-     {"variant", "N", "with --problem: this variant of it"},
+     {"problems", "N", "stop after N problems; without --minutes there is no other limit"},
+     {"seed", "N", "seed of the problems", "1"},
+     {"problem", "N", "only this problem of the seed"},
+     {"variant", "N", "with --problem: only this variant of it"},
      {"variants", "N", "problems that share their compiled kernels [= 8 on a GPU and in the emulator, 1 on the CPU]"},
      {"repeats", "N", "calls of each pass", "2"},
      {"jobs", "N", "processes that share the work [= one a core, at most 16, on a GPU; else 1]"},
-     {"part", "N/M", "the N-th of M parts of the work alone"},
+     {"part", "N/M", "only the N-th of M parts of the work"},
      {"lines", "", "a line of JSON before and after each problem, as --jobs reads them"},
      {"device", "D", "cpu, cuda, cuda:N, emulator or best", "best"},
-     {"arch", "A", "architecture the emulator plays: sm_80, sm_90"},
-     {"domain", "NAME", "draw what this kernel takes [= that of --kernel, or of several kernels in turn]"},
-     {"kernel", "NAME", "use this kernel; all: every kernel that takes a problem [= the planner's choice]"},
+     {"arch", "A", "architecture that the emulator plays: sm_80, sm_90"},
+     {"domain", "NAME", "draw problems that this kernel supports [= --kernel, or several kernels in turn]"},
+     {"kernel", "NAME", "use this kernel; all: every kernel that supports a problem [= the planner's choice]"},
      {"json", "", "print JSON"}},
     run_stress};
 

@@ -120,16 +120,16 @@ const Verb bench_verb{
     "measures sets of problems: flash against standard attention, the forward and backward grids, decoding",
     "flash-attention bench [SET]: lengths (the default), lengths-backward, forward, backward, decode, decode-40,\n"
     "small, or all (which leaves out decode-40, the forty shapes of bench/benchmark_decode.py).\n"
-    "flash-attention bench micro, or micro/wgmma, micro/exp2, micro/reduce, micro/handoff: what the units of a Hopper GPU\n"
-    "can do, one by one (docs/lab/forward_sm90.md says what follows from it).\n"
+    "flash-attention bench micro, or micro/wgmma, micro/exp2, micro/reduce, micro/handoff: the speed of each unit of a\n"
+    "Hopper GPU alone (docs/lab/forward_sm90.md draws the conclusions).\n"
     "The numbers of a set may be replaced: --dtype bf16, --head-dim 128, --causal, --seq-q 2048 and so on.\n"
     "Every case is compared with fp64 before it is timed; time is the median, after a warm-up. FLOPs are\n"
-    "4 * batch * heads * seq_q * seq_kv * head_dim, halved for causal, 2.5 times that for backward. Extra memory is what\n"
-    "a call needs beyond inputs and results: on the CPU the measured growth of the process, on a GPU the workspace.\n"
+    "4 * batch * heads * seq_q * seq_kv * head_dim, halved for causal, 2.5 times that for backward. Extra memory is the\n"
+    "memory of a call beyond inputs and results: on the CPU the measured growth of the process, on a GPU the workspace.\n"
     "Repaired tiles are those that forward/sm90 had to do again with the running maximum (docs/numerics.md).\n"
-    "On the CPU the same run measures the FMA peak and gives each speed as a part of it; decoding is given as a part of\n"
-    "the speed of a plain loop over the same K and V, measured alternately, both with empty caches.\n"
-    "Ctrl-C stops and prints what was measured so far; --save keeps every case as soon as it is measured.\n"
+    "On the CPU the same run measures the FMA peak, and each speed is also given as a part of it. Decoding is given as a\n"
+    "part of the speed of a plain loop over the same K and V, measured alternately, both with empty caches.\n"
+    "Ctrl-C stops and prints the results so far; --save writes every case as soon as it is measured.\n"
     "\n"
     "Examples:\n"
     "  flash-attention bench\n"
@@ -138,7 +138,7 @@ const Verb bench_verb{
     1,
     problem_flags() + std::vector<Flag>{{"seconds", "S", "time to spend on each case", "0.5"},
                                         {"no-check", "", "do not compare with fp64"},
-                                        {"save", "FILE", "write the JSON to a file, too"},
+                                        {"save", "FILE", "also write the JSON to a file"},
                                         {"json", "", "print JSON instead of the table"}},
     bench};
 

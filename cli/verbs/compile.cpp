@@ -86,11 +86,10 @@ int compile(const Arguments& arguments) {
 const Verb compile_verb{
     "compile",
     "compiles kernels ahead of time, so that no call waits for a compiler",
-    "GPU kernels are compiled on first use and kept on disk. This makes them beforehand: for one problem, described by "
-    "the\n"
-    "same flags as `run`, or with --common for what most models ask for. It needs NVRTC; with --arch it needs no GPU.\n"
-    "To ship kernels: FLASH_ATTENTION_CACHE_DIR=folder flash-attention compile --common --arch sm_90, then let\n"
-    "FLASH_ATTENTION_AOT_DIR point to that folder where they are used.\n"
+    "GPU kernels are compiled on first use and kept on disk. This verb compiles them beforehand: for one problem, which\n"
+    "the same flags describe as in `run`, or with --common for the problems of most models. It needs NVRTC; with --arch\n"
+    "it needs no GPU. To ship kernels: FLASH_ATTENTION_CACHE_DIR=folder flash-attention compile --common --arch sm_90;\n"
+    "on the other machine set FLASH_ATTENTION_AOT_DIR to that folder.\n"
     "\n"
     "Examples:\n"
     "  flash-attention compile --common --arch sm_90\n"
@@ -100,7 +99,7 @@ const Verb compile_verb{
         std::vector<Flag>{{"backward", "", "compile the backward pass"},
                           {"tangent", "", "compile forward mode"},
                           {"second", "", "compile the second derivatives"},
-                          {"common", "", "what most models ask for: usual widths and types, training, packed, decoding"},
+                          {"common", "", "the problems of most models: usual widths and types, training, packed, decoding"},
                           {"core", "", "a part of --common: 16 bits, head dimensions 64 and 128, full, causal; decoding"},
                           {"json", "", "print JSON"}},
     compile};

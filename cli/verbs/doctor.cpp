@@ -95,10 +95,10 @@ int doctor(const Arguments& arguments) {
 
 const Verb doctor_verb{
     "doctor",
-    "what was found on this machine, what was not, and a self-test of each device",
+    "what this machine has, what is missing, and a self-test of each device",
     "Looks at the CPU, its instruction sets and threads, the NVIDIA driver, NVRTC, each GPU and the kernel cache; then\n"
     "runs a small forward and backward pass in every element type on every device and compares with fp64.\n"
-    "A GPU that is not here is not a fault; a self-test that fails is, and exits with 1.\n",
+    "A missing GPU is not an error. A self-test that fails is one: the exit code is then 1.\n",
     0,
     {{"json", "", "print JSON"}},
     doctor};

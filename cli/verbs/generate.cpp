@@ -42,10 +42,9 @@ std::string man_page() {
     }
   }
   page +=
-      ".SH EXIT STATUS\n0 good, 1 a check failed, 2 a request that cannot be served, 3 device or compiler not here, 4 out "
-      "of\n"
-      "memory, 5 a kernel does not compile, 6 the device failed, 7 a bug of ours, 8 the output could not be written,\n"
-      "130 interrupted.\n";
+      ".SH EXIT STATUS\n0 good, 1 a check failed, 2 a request that cannot be served, 3 device or compiler missing, 4 out\n"
+      "of memory, 5 a kernel does not compile, 6 the device failed, 7 a bug of this library, 8 the output could not be\n"
+      "written, 130 interrupted.\n";
   return page + ".SH ENVIRONMENT\nThe variables FLASH_ATTENTION_* are listed in docs/jit.md.\n";
 }
 

@@ -103,12 +103,12 @@ int plan(const Arguments& arguments) {
 const Verb plan_verb{
     "plan",
     "which kernel a problem would get, and why each faster one was not chosen",
-    "Planning runs nothing and needs no GPU: with --device cuda --arch sm_90 it plans for a GPU that is not here.\n"
+    "Planning runs nothing and needs no GPU: --device cuda --arch sm_90 plans for a GPU that is not present.\n"
     "\n"
     "Examples:\n"
     "  flash-attention plan --seq-q 4096 --causal --dtype bf16 --device cuda --arch sm_90\n"
     "  flash-attention plan --backward --head-dim 256\n"
-    "  flash-attention plan --list                        every kernel and what it takes\n",
+    "  flash-attention plan --list                        every kernel and the problems that it supports\n",
     0,
     problem_flags() + std::vector<Flag>{{"backward", "", "plan the backward pass"},
                                         {"tangent", "", "plan forward mode: out, lse and their tangents"},

@@ -149,14 +149,13 @@ int primer(const Arguments& arguments) {
 const Verb primer_verb{
     "primer",
     "first steps in CUDA: three small kernels, run, checked and measured",
-    "Runs the kernels of kernels/primer, the steps before the ladder: what a thread's index is, why neighbours should "
-    "read\n"
-    "neighbours (coalescing), what shape a launch has, and what bandwidth is left to gain. Each file also holds its whole\n"
-    "host program (allocate, copy, launch, check, free) and the line that builds it with nvcc, for those who have it.\n"
+    "Runs the kernels of kernels/primer, the steps before the ladder: the index of a thread, why neighbouring threads\n"
+    "should read neighbouring elements (coalescing), the shape of a launch, and the bandwidth that is left to gain. Each\n"
+    "file also holds its host program (allocate, copy, launch, check, free) and the command that builds it with nvcc.\n"
     "\n"
-    "On a GPU it shows the time and the bandwidth as a part of what the driver's own copy reaches in the same run.\n"
+    "On a GPU it shows the time, and the bandwidth as a part of that of the driver's own copy in the same run.\n"
     "Without one it runs the same sources in the emulator and shows how many 32-byte sectors each request of a warp\n"
-    "touches: 4 is ideal for floats, 16 for float4, and 32 means that every thread drags in another sector.\n"
+    "touches: 4 is ideal for floats, 16 for float4; 32 means a separate sector for every thread.\n"
     "\n"
     "Examples:\n"
     "  flash-attention primer                                   all, on the GPU or in the emulator\n"

@@ -163,9 +163,8 @@ int profile(const Arguments& typed) {
 const Verb profile_verb{
     "profile",
     "what a GPU's counters say about a kernel, and what the formulas predict",
-    "Runs one call under Nsight Compute (`ncu`, which must be installed) and prints the handful of counters that matter:\n"
-    "time, DRAM bytes, tensor pipe, bank conflicts, occupancy, registers, and what warps wait for. ncu replays every "
-    "launch\n"
+    "Runs one call under Nsight Compute (`ncu`, which must be installed) and prints the most useful counters: time, DRAM\n"
+    "bytes, tensor pipe, bank conflicts, occupancy, registers, and the reasons why warps wait. ncu replays every launch\n"
     "with the clocks held down and empty caches, so its times are not those of a benchmark.\n"
     "\n"
     "Examples:\n"

@@ -45,7 +45,7 @@ const Verb report_verb{"report",
                        "a page with charts and tables from the JSON files of benchmarks",
                        "Writes one HTML file that needs no network: speed by length, memory, speed-up, roofline, accuracy. "
                        "The page is drawn by\n"
-                       "the Python package, so python3 with flash_attention must be there (`pip install .`).\n"
+                       "the Python package, so python3 with flash_attention must be installed (`pip install .`).\n"
                        "\n"
                        "Examples:\n"
                        "  flash-attention report bench/results/h200/*.json --output report.html\n"

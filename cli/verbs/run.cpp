@@ -71,7 +71,7 @@ const Verb run_verb{
     "one problem on one device: kernel, time, speed, memory, error against fp64",
     "Fills q, k and v with random numbers, calls the library once to warm up, compares a sample of the result's rows\n"
     "with the same attention computed in fp64, then times it. --backward measures the gradients instead.\n"
-    "On the emulator it prints what the kernel did (counters) and no time: an emulated GPU has none.\n"
+    "On the emulator it prints counters of the kernel's work and no time, since an emulated GPU has no speed.\n"
     "\n"
     "Examples:\n"
     "  flash-attention run --seq-q 4096 --causal --dtype bf16\n"

@@ -172,31 +172,31 @@ int tune_verb_run(const Arguments& arguments) {
 const Verb tune_verb{
     "tune",
     "measures kernels, tiles, stages and splits on this machine and keeps the fastest",
-    "The planner chooses by rules that were made on other machines. This verb measures, for each problem of a list, what\n"
-    "else could be chosen here, in turns with the planner's own choice, and keeps what is faster by more than the noise of\n"
-    "the same measurement. Results are compared: a choice that computes something else is dropped and named. Choices are\n"
-    "kept beside the compiled kernels and used from then on, by every program of this user on this device; calls with\n"
-    "invariant bits do not use them. `flash-attention plan` says where one is used. FLASH_ATTENTION_TUNED=off ignores them.\n"
+    "The planner chooses by rules that were made on other machines. This verb measures, for each problem of a list, the\n"
+    "other possible choices, alternating with the planner's own. It keeps a choice that is faster by more than the noise\n"
+    "of the measurement. Results are compared: a choice with wrong results is dropped and named. Choices are stored next\n"
+    "to the compiled kernels; from then on every program of this user on this device uses them, except for calls with\n"
+    "invariant bits. `flash-attention plan` says if one is used. FLASH_ATTENTION_TUNED=off ignores them.\n"
     "\n"
-    "What is measured: the usual problems; one that flags describe (--seq-q ...); or --problems FILE, a JSON array of\n"
-    "{\"pass\": \"forward\", \"problem\": {\"batch\": 1, ...}} or one such object a line, which a program writes itself\n"
-    "if it is run with FLASH_ATTENTION_RECORD=FILE.\n"
+    "It measures common problems, or one problem that flags describe (--seq-q ...), or the problems of --problems FILE: a\n"
+    "JSON array of {\"pass\": \"forward\", \"problem\": {\"batch\": 1, ...}}, or one such object per line. A program that\n"
+    "runs with FLASH_ATTENTION_RECORD=FILE writes such a file.\n"
     "\n"
     "Examples:\n"
     "  flash-attention tune --budget 120\n"
     "  FLASH_ATTENTION_RECORD=calls.jsonl python train.py; flash-attention tune --problems calls.jsonl\n"
-    "  flash-attention tune --budget 0 --export rtx4090.json    write what is known, to share it\n"
+    "  flash-attention tune --budget 0 --export rtx4090.json    write the choices made so far, to share them\n"
     "  flash-attention tune --import rtx4090.json\n",
     0,
     problem_flags() +
-        std::vector<Flag>{{"problems", "FILE", "the problems of this file instead of the usual ones"},
-                          {"backward", "", "with --seq-q: the backward pass, too"},
-                          {"budget", "SECONDS", "time for everything; what was measured until then is kept", "60"},
-                          {"again", "", "measure what was tuned before, too"},
+        std::vector<Flag>{{"problems", "FILE", "measure the problems of this file instead of the common ones"},
+                          {"backward", "", "with --seq-q: also the backward pass"},
+                          {"budget", "SECONDS", "time limit; choices measured until then are kept", "60"},
+                          {"again", "", "also measure problems that were tuned before"},
                           {"compile-only", "", "compile all choices, measure nothing"},
-                          {"time", "", "measure the problems as they are planned now, and choose nothing"},
-                          {"export", "FILE", "write everything that is known of this device, afterwards"},
-                          {"import", "FILE", "take the choices of a file instead of measuring"},
+                          {"time", "", "only measure the problems as they are planned now"},
+                          {"export", "FILE", "write all choices for this device, at the end"},
+                          {"import", "FILE", "use the choices of a file instead of measuring"},
                           {"json", "", "print JSON"}},
     tune_verb_run};
 
