@@ -137,6 +137,9 @@ struct AttentionArgs {
   const void* bias_tangent;
   const float* sink_tangent;
   float* lse_tangent;
+  // If heads are stacked (Features::stacked_heads): seq_q and total_q count rows, heads_q is heads_kv, group is 1, and this
+  // is the number of query heads that share keys.
+  int stacked_group;
 };
 
 static_assert(sizeof(TensorMap) == 128 && sizeof(TensorView) == 32 && sizeof(ScoreView) == 32);

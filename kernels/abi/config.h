@@ -56,6 +56,9 @@ struct Features {
   bool draft_bits = false;             // a bit mask of the last keys, as many keys as queries
   bool bit_offsets = false;            // offsets say where a sequence's bits begin
   bool sequence_windows = false;       // each sequence has its own window; window_left and window_right are on, too
+  int list_bits = 0;                   // sm90: lists of blocks come as bits, each for so many keys (mask/list_map.cuh)
+  bool list_of_query = false;          // each query has its own list
+  int stacked_heads = 0;               // sm90: a query has so many rows, the heads that share its keys; 0: heads are apart
 
   constexpr bool has_window() const { return window_left || window_right; }
   /// Whether a sequence may have fewer rows or keys than the tensors have room for.
@@ -64,8 +67,8 @@ struct Features {
   constexpr bool has_program() const { return score_program || mask_program; }
   /// Whether a score is more than the dot product times a constant, which softmax folds into its exponent.
   constexpr bool modifies_scores() const { return softcap || bias || alibi || score_program; }
-  /// Whether masks that are data or a program are on: hidden rows, blocks, a mask program.
-  constexpr bool has_mask_data() const { return hidden_bounds != 0 || block_mask || mask_program; }
+  /// Whether masks that are data or a program are on: hidden rows, blocks, lists of blocks, a mask program.
+  constexpr bool has_mask_data() const { return hidden_bounds != 0 || block_mask || mask_program || list_bits != 0; }
   /// Whether there is a map of tiles: abi/tile_map.h.
   constexpr bool has_tile_map() const { return has_mask_data() || mask_map || precomputed_mask_bits; }
   /// Whether keys may be hidden from some queries and not from others.

@@ -7,7 +7,8 @@ namespace flash_attention::abi {
 
 /// Each map is [head_dim, rows, heads, batch] with boxes of 64 columns (128 bytes). With pages the maps of K and V are
 /// [head_dim, page_size, heads, pages]. V of wide heads is [64, rows, head_dim / 64, heads, batch] if possible. The
-/// bias is [seq_kv, seq_q, heads or 1, batch or 1] with boxes of 64 queries and 64 keys, or all keys of a block.
+/// bias is [seq_kv, seq_q, heads or 1, batch or 1] with boxes of 64 queries and 64 keys, or all keys of a block. If the
+/// heads of a query are stacked, Q and O are [head_dim, group, heads_kv, rows, batch] with boxes of 64 rows of the stack.
 namespace forward_sm90_maps {
 enum Map : int { map_Q = 0, map_K = 1, map_V = 2, map_O = 3, map_bias = 4 };
 }

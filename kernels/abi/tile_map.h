@@ -18,6 +18,9 @@ struct TileWords {
 /// Words of a row of tiles.
 constexpr int map_words(long long seq_kv) { return static_cast<int>((seq_kv + 32 * mask_unit - 1) / (32 * mask_unit)); }
 
+/// Words of a list's bits, of which each is for `keys` keys.
+constexpr int list_words(long long seq_kv, int keys) { return static_cast<int>((seq_kv + 32ll * keys - 1) / (32ll * keys)); }
+
 /// How words are made from the bytes of a boolean mask, if the launch of the map makes words.
 enum class MapBytes : int {
   none,    // there are none

@@ -84,6 +84,13 @@ __device__ __forceinline__ void tma_store_4d(const abi::TensorMap& map, const vo
                : "memory");
 }
 
+__device__ __forceinline__ void tma_store_5d(const abi::TensorMap& map, const void* shared, int x0, int x1, int x2, int x3,
+                                             int x4) {
+  asm volatile("cp.async.bulk.tensor.5d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5, %6}], [%1];" ::"l"(&map),
+               "r"(shared_address(shared)), "r"(x0), "r"(x1), "r"(x2), "r"(x3), "r"(x4)
+               : "memory");
+}
+
 /// cp.async.bulk, global to shared: a run of bytes, a multiple of 16, both ends 16-byte aligned.
 __device__ __forceinline__ void bulk_load(void* shared, const void* global, int bytes, Mbarrier& barrier) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(

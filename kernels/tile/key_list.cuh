@@ -30,10 +30,12 @@ struct KeyListView {
 
   /// `row` counts the lists of a sequence, `head` the heads of the lists.
   __device__ __forceinline__ KeyListView(const AttentionArgs& args, const Sequence& sequence, bool packed, int row,
-                                         int head) {
-    const long long rows = ceil_div(args.seq_q, args.list_block_q);
-    const long long first = packed ? sequence.start_q + row : sequence.batch_idx * rows + row;
-    const long long idx = first * args.list_heads + head;
+                                         int head)
+      : KeyListView(args, ((packed ? sequence.start_q
+                                   : sequence.batch_idx * static_cast<long long>(ceil_div(args.seq_q, args.list_block_q))) +
+                           row) * args.list_heads + head) {}
+  /// List `idx` of all.
+  __device__ __forceinline__ KeyListView(const AttentionArgs& args, long long idx) {
     entries = args.key_list + idx * args.list_entries;
     count = args.list_entries;
     if (args.key_counts != nullptr) count = max(0, min(args.key_counts[idx], args.list_entries));

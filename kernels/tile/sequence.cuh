@@ -10,6 +10,11 @@ namespace flash_attention::tile {
 
 using namespace abi;
 
+/// Rows of a query. If heads are stacked (Features::stacked_heads), the rows of a query are those of the heads that share
+/// its keys, side by side and filled up to a power of two: row r is of query r / rows_of_query.
+template <Features features>
+constexpr int rows_of_query = features.stacked_heads == 0 ? 1 : features.stacked_heads;
+
 struct Sequence {
   int batch_idx;
   int rows_q;  // rows that the tensors hold for this sequence
@@ -35,7 +40,7 @@ __device__ __forceinline__ Sequence make_sequence(const AttentionArgs& args, int
   }
   sequence.len_q = sequence.rows_q;
   sequence.len_kv = sequence.rows_kv;
-  if constexpr (features.seqused_q) sequence.len_q = max(0, min(sequence.rows_q, args.seqused_q[batch_idx]));
+  if constexpr (features.seqused_q) sequence.len_q = max(0, min(sequence.rows_q, args.seqused_q[batch_idx] * rows_of_query<features>));
   if constexpr (features.seqused_kv) sequence.len_kv = max(0, min(sequence.rows_kv, args.seqused_kv[batch_idx]));
   sequence.visible_kv = sequence.len_kv;
   if constexpr (features.key_lengths) sequence.visible_kv = max(0, min(sequence.len_kv, args.key_lengths[batch_idx]));
@@ -78,6 +83,15 @@ template <Features features>
 __device__ __forceinline__ long long statistics_offset(const AttentionArgs& args, const Sequence& sequence, int head_idx) {
   if constexpr (features.packed) return static_cast<long long>(head_idx) * args.total_q + sequence.start_q;
   return (static_cast<long long>(sequence.batch_idx) * args.heads_q + head_idx) * args.seq_q;
+}
+
+/// The same for a row of stacked heads, which has one.
+template <Features features>
+__device__ __forceinline__ long long stacked_statistic(const AttentionArgs& args, const Sequence& sequence, int head_idx,
+                                                       int row) {
+  constexpr int stack = rows_of_query<features>;
+  const long long first_head = (static_cast<long long>(sequence.batch_idx) * args.heads_q + head_idx) * args.stacked_group;
+  return (first_head + row % stack) * (args.seq_q / stack) + row / stack;
 }
 
 /// The place of the first key mass of a sequence and head.

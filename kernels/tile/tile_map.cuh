@@ -3,6 +3,7 @@
 #include "abi/tile_map.h"
 #include "ptx/bits.cuh"
 #include "ptx/warp.cuh"
+#include "tile/list_bits.cuh"
 #include "tile/program.cuh"
 #include "tile/sequence.cuh"
 #include "tile/workspace.cuh"
@@ -24,7 +25,7 @@ __device__ __forceinline__ Known known_by(const Known& known, int lane) {
   return __builtin_bit_cast(Known, moved);
 }
 
-/// Hidden rows, a block mask and a mask program, for one sequence and query head.
+/// Hidden rows, a block mask, lists of blocks and a mask program, for one sequence and query head.
 template <Features features>
 struct MaskData {
   static constexpr bool present = features.has_mask_data();
@@ -34,9 +35,10 @@ struct MaskData {
   long long blocks_stride;
   int block_q, block_kv;
   Program<features.mask_program> program;
+  ListBits<features> list;
 
   __device__ __forceinline__ MaskData(const AttentionArgs& args, const Sequence& sequence, int head_idx)
-      : program(args, sequence.batch_idx, head_idx) {
+      : program(args, sequence.batch_idx, head_idx), list(args, sequence, head_idx) {
     if constexpr (features.hidden_bounds != 0) {
       rows = args.hidden_rows + sequence.batch_idx * args.hidden_batch_stride +
              head_idx / args.group * args.hidden_head_stride + sequence.start_kv * features.hidden_bounds;
@@ -57,6 +59,7 @@ struct MaskData {
     if constexpr (features.hidden_bounds != 0) result = hides(rows + j * features.hidden_bounds, features.hidden_bounds, i);
     if constexpr (features.block_mask) result |= blocks[i / block_q * blocks_stride + j / block_kv] == 0;
     if constexpr (features.mask_program) result |= !program.visible(program.row(i), program.key(j));
+    if constexpr (features.list_bits != 0) result |= !list.shows(i, j);
     return result;
   }
 };

@@ -49,7 +49,7 @@ struct Visibility {
         len_kv(sequence.len_kv),
         visible_kv(sequence.visible_kv),
         first_kv(sequence.first_kv),
-        diagonal(features.top_left ? 0 : sequence.len_kv - sequence.len_q),
+        diagonal(features.top_left ? 0 : sequence.len_kv - sequence.len_q / rows_of_query<features>),
         window_left(args.window_left),
         window_right(args.window_right),
         data(args, sequence, head_idx),
@@ -75,12 +75,12 @@ struct Visibility {
 
   /// The edges of query i's window, the second one excluded. Both grow with i.
   __device__ __forceinline__ int window_begin(int i) const {
-    const int begin = i + diagonal - window_left;
-    return features.chunk ? max(begin, chunk_begin(i + diagonal)) : begin;
+    const int position = i / rows_of_query<features> + diagonal, begin = position - window_left;
+    return features.chunk ? max(begin, chunk_begin(position)) : begin;
   }
   __device__ __forceinline__ int window_end(int i) const {
-    const int end = i + diagonal + window_right + 1;
-    return features.chunk ? min(end, chunk_begin(i + diagonal) + chunk) : end;
+    const int position = i / rows_of_query<features> + diagonal, end = position + window_right + 1;
+    return features.chunk ? min(end, chunk_begin(position) + chunk) : end;
   }
   __device__ __forceinline__ int chunk_begin(int position) const {
     return abi::chunk_begin(position, features.left_padding ? first_kv : 0, chunk);

@@ -145,6 +145,9 @@ std::string to_source(const abi::Features& config) {
   MEMBER(draft_bits);
   MEMBER(bit_offsets);
   MEMBER(sequence_windows);
+  MEMBER(list_bits);
+  MEMBER(list_of_query);
+  MEMBER(stacked_heads);
   return out.done();
 }
 

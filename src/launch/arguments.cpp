@@ -8,6 +8,7 @@
 #include "launch/program_arguments.h"
 #include "launch/views.h"
 #include "plan/features.h"
+#include "plan/kernel_config.h"
 #include "plan/key_list.h"
 #include "plan/masks.h"
 
@@ -38,6 +39,19 @@ void set_lists(const Problem& p, const Buffers& b, abi::AttentionArgs& args) {
   args.list_heads = static_cast<int>(p.key_list.heads);
   args.list_block_q = static_cast<int>(p.key_list.block_q);
   args.list_block_kv = static_cast<int>(p.key_list.block_kv);
+}
+
+/// Of a plan that stacks heads: what kernels count as queries are rows, and as heads stacks (args.h).
+void stack_heads(const Plan& plan, abi::AttentionArgs& args) {
+  const auto rows_of_query = [](const Launch& launch) {
+    const abi::Features* const features = plan::features_of(launch);
+    return features == nullptr ? 0 : features->stacked_heads;
+  };
+  const int rows = plan.launches.empty() ? 0 : rows_of_query(plan.launches.front());
+  if (rows == 0) return;
+  args.stacked_group = args.group;
+  args.seq_q *= rows, args.total_q *= rows;
+  args.heads_q = args.heads_kv, args.group = 1;
 }
 
 /// The arguments for kernels that take a block mask: the first launch has made it from lists of blocks.
@@ -145,6 +159,7 @@ abi::AttentionArgs make_arguments(const Problem& p, const Plan& plan, const Buff
   args.offset = options.offset;
   args.drop_threshold = static_cast<unsigned>(std::floor(static_cast<double>(p.dropout_p) * 0x1p32));
   args.keep_scale = 1.0f / (1.0f - p.dropout_p);
+  if (p.key_list.kind == KeyListKind::blocks) stack_heads(plan, args);
   return args;
 }
 

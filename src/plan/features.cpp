@@ -75,12 +75,13 @@ abi::Features with_map(abi::Features features) {
 std::int64_t map_heads(const Problem& p) {
   if (!p.program.empty() && program::parsed(p.program)->visible_by_head) return p.heads_q;
   if (p.block_mask.block_q != 0 && p.block_mask.head_stride != 0) return p.heads_q;
+  if (p.key_list.kind == KeyListKind::blocks) return p.key_list.heads;
   if (p.mask.present && p.mask.head_stride != 0) return p.heads_q;
   return p.hidden_rows.bounds != 0 && p.hidden_rows.head_stride != 0 ? p.heads_kv : 1;
 }
 
 std::int64_t map_batches(const Problem& p) {
-  const bool differ = p.packed || (p.hidden_rows.bounds != 0 && p.hidden_rows.batch_stride != 0) ||
+  const bool differ = p.packed || p.key_list.kind == KeyListKind::blocks || (p.hidden_rows.bounds != 0 && p.hidden_rows.batch_stride != 0) ||
                       (p.block_mask.block_q != 0 && p.block_mask.batch_stride != 0) ||
                       (p.mask.present && p.mask.batch_stride != 0) ||
                       (!p.program.empty() && program::parsed(p.program)->visible_by_batch);

@@ -33,6 +33,9 @@ struct Capabilities {
   bool sequence_windows = false;  // Problem::sequence_windows
 };
 
+/// With more queries of a sequence, one tile of rows for each query head is as good as a kernel of decoding.
+inline constexpr std::int64_t max_decode_queries = 16;
+
 /// Architectures on which kernels were run, checked and timed: only an H200. On others they are tested before their
 /// first use.
 inline constexpr std::array run_on_h200{90};

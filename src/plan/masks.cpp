@@ -100,6 +100,29 @@ void add_map(const Request& r, Plan& plan) {
   add_mask_bits(p, config, plan);
 }
 
+/// A map of tiles that lists of blocks show, and the launch that makes it. Lists change from call to call: it is no
+/// prepared mask.
+void add_list_map(const Request& r, Plan& plan) {
+  const Problem& p = r.problem;
+  const auto& reader = *config_of<abi::ForwardConfig>(plan.launches.front());
+  const std::int64_t stacked = std::max(reader.features.stacked_heads, 1), lists = p.batch * p.key_list.heads;
+  const std::int64_t rows = (p.seq_q * stacked + abi::mask_unit - 1) / abi::mask_unit;
+  reserve(plan, abi::SharedRegion::masks,
+          lists * rows * abi::map_words(p.seq_kv) * static_cast<std::int64_t>(sizeof(abi::TileWords)));
+  abi::ForwardConfig config{.num_warps = 4};
+  config.features.seqused_kv = r.features.seqused_kv;
+  config.features.list_bits = reader.features.list_bits;
+  config.features.list_of_query = reader.features.list_of_query;
+  config.features.stacked_heads = reader.features.stacked_heads;
+  Launch launch{.unit = "mask/list_map",
+                .entry = "mask_list_map",
+                .config = launch_config(config),
+                .block = 32 * config.num_warps,
+                .shared_bytes = static_cast<int>(abi::mask_unit / stacked) * 32 * 4};
+  launch.grid[0] = static_cast<int>(lists * rows);
+  plan.launches.insert(plan.launches.begin(), std::move(launch));
+}
+
 }  // namespace
 
 void prepare_masks(const Request& r, Plan& plan) {
@@ -110,7 +133,8 @@ void prepare_masks(const Request& r, Plan& plan) {
     return f != nullptr && f->has_tile_map();
   };
   const bool reads = std::any_of(plan.launches.begin(), plan.launches.end(), reads_map);
-  if (reads && p.seq_q > 0 && p.seq_kv > 0) add_map(r, plan);
+  if (!reads || p.seq_q == 0 || p.seq_kv == 0) return;
+  p.key_list.kind == KeyListKind::none ? add_map(r, plan) : add_list_map(r, plan);
 }
 
 std::size_t needed_workspace(const Plan& plan, const PreparedMask& prepared) {

@@ -9,6 +9,22 @@ namespace {
 
 constexpr std::uint32_t chunk_bytes = 128;  // of a row: the width of the swizzle
 
+std::uint32_t chunk_columns(const MapRows& tensor) { return chunk_bytes / static_cast<std::uint32_t>(size_of(tensor.dtype)); }
+
+/// All of a map but its box. Strides are in elements, of all dimensions but the first.
+template <std::size_t rank>
+MapLayout map_of(int slot, const MapRows& tensor, const std::array<std::int64_t, rank>& sizes,
+                 const std::array<std::int64_t, rank - 1>& strides) {
+  MapLayout map{.slot = slot, .source = tensor.source, .dtype = tensor.dtype, .rank = static_cast<int>(rank)};
+  const auto element = static_cast<std::int64_t>(size_of(tensor.dtype));
+  for (std::size_t i = 0; i < rank; ++i) map.sizes[i] = static_cast<std::uint64_t>(sizes[i]);
+  for (std::size_t i = 0; i + 1 < rank; ++i) {
+    // The stride of a dimension of one is never used, but must be a legal one.
+    map.strides_bytes[i] = static_cast<std::uint64_t>(sizes[i + 1] == 1 ? 16 : strides[i] * element);
+  }
+  return map;
+}
+
 }  // namespace
 
 MapRows query_rows(const Problem& p, MapSource source, const Strides& strides, std::int64_t dim) {
@@ -21,16 +37,19 @@ MapRows key_rows(const Problem& p, MapSource source, const Strides& strides, std
 }
 
 MapLayout rows_map(int slot, const MapRows& tensor, int rows_of_box) {
-  MapLayout map{.slot = slot, .source = tensor.source, .dtype = tensor.dtype, .rank = 4};
-  const std::int64_t sizes[4] = {tensor.dim, tensor.rows, tensor.heads, tensor.batch};
-  const std::int64_t strides[3] = {tensor.strides.seq, tensor.strides.head, tensor.strides.batch};
-  const auto element = static_cast<std::int64_t>(size_of(tensor.dtype));
-  for (std::size_t i = 0; i < 4; ++i) map.sizes[i] = static_cast<std::uint64_t>(sizes[i]);
-  for (std::size_t i = 0; i < 3; ++i) {
-    // The stride of a dimension of size one is never used, but must be a legal number.
-    map.strides_bytes[i] = static_cast<std::uint64_t>(sizes[i + 1] == 1 ? 16 : strides[i] * element);
-  }
-  map.box = {chunk_bytes / static_cast<std::uint32_t>(element), static_cast<std::uint32_t>(rows_of_box), 1, 1};
+  MapLayout map = map_of<4>(slot, tensor, {tensor.dim, tensor.rows, tensor.heads, tensor.batch},
+                            {tensor.strides.seq, tensor.strides.head, tensor.strides.batch});
+  map.box = {chunk_columns(tensor), static_cast<std::uint32_t>(rows_of_box), 1, 1};
+  return map;
+}
+
+MapLayout stacked_rows_map(int slot, const MapRows& tensor, std::int64_t heads_kv, int rows_of_box, int stacked) {
+  const std::int64_t group = tensor.heads / heads_kv;
+  MapLayout map =
+      map_of<5>(slot, tensor, {tensor.dim, group, heads_kv, tensor.rows, tensor.batch},
+                {tensor.strides.head, group * tensor.strides.head, tensor.strides.seq, tensor.strides.batch});
+  map.box = {chunk_columns(tensor), static_cast<std::uint32_t>(stacked), 1,
+             static_cast<std::uint32_t>(rows_of_box / stacked), 1};
   return map;
 }
 

@@ -24,6 +24,10 @@ MapRows key_rows(const Problem& problem, MapSource source, const Strides& stride
 /// Boxes of `rows_of_box` rows and 128 bytes.
 MapLayout rows_map(int slot, const MapRows& tensor, int rows_of_box);
 
+/// If the heads of a query are stacked: [dim, group, key heads, queries, batch] in boxes of `rows_of_box` rows of the stack,
+/// `stacked` for a query.
+MapLayout stacked_rows_map(int slot, const MapRows& tensor, std::int64_t heads_kv, int rows_of_box, int stacked);
+
 /// [128 bytes, rows, chunks, heads, batch] in boxes of some rows and `chunks_of_box` chunks of 128 bytes. A box has the
 /// same layout as as many boxes of rows_map. The dimension must be whole chunks.
 MapLayout chunks_map(int slot, const MapRows& tensor, int rows_of_box, int chunks_of_box);

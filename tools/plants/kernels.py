@@ -90,15 +90,15 @@ PLANTS = (
     Plant(
         "seqused: the diagonal lies where the tensors end",
         VISIBILITY,
-        "diagonal(features.top_left ? 0 : sequence.len_kv - sequence.len_q),",
-        "diagonal(features.top_left ? 0 : sequence.rows_kv - sequence.rows_q),",
+        "diagonal(features.top_left ? 0 : sequence.len_kv - sequence.len_q / rows_of_query<features>),",
+        "diagonal(features.top_left ? 0 : sequence.rows_kv - sequence.rows_q / rows_of_query<features>),",
         "kernels_emulated_test */ForwardPortable.*/seqused_*",
     ),
     Plant(
         "key_lengths move the diagonal",
         VISIBILITY,
-        "diagonal(features.top_left ? 0 : sequence.len_kv - sequence.len_q),",
-        "diagonal(features.top_left ? 0 : sequence.visible_kv - sequence.len_q),",
+        "diagonal(features.top_left ? 0 : sequence.len_kv - sequence.len_q / rows_of_query<features>),",
+        "diagonal(features.top_left ? 0 : sequence.visible_kv - sequence.len_q / rows_of_query<features>),",
         "kernels_emulated_test */StandardForward.*/key_lengths_causal_*",
     ),
     Plant(

@@ -4,13 +4,15 @@ from .plant import Plant
 
 BYTES, WORDS, MAP = "kernels/mask/bytes.cuh", "kernels/mask/words.cuh", "kernels/mask/tile_map.cuh"
 ROWS, VOTES, BITS = "kernels/mask/program_rows.cuh", "kernels/mask/votes.cuh", "kernels/mask/mask_bits.cuh"
-LISTED, APPEND = "kernels/mask/listed_blocks.cuh", "kernels/decode/append.cuh"
+LISTED, LIST_MAP = "kernels/mask/listed_blocks.cuh", "kernels/mask/list_map.cuh"
+LIST_BITS, APPEND = "kernels/tile/list_bits.cuh", "kernels/decode/append.cuh"
 APPEND_ROW = "kernels/decode/append_row.cuh"
 MASKS = "kernels_emulated_test */ForwardSm90Masks.* */PreparedMasks.*"
 BACKWARD = "kernels_emulated_test */BackwardSm90*.*mask* */BackwardSm90*.*rows* */BackwardSm90*.*block*"
 SM80 = "kernels_emulated_test */ForwardSm80*.*mask* */ForwardSm80*.*rows* */ForwardSm80*.*block*"
 PROGRAMS = "kernels_emulated_test EmulatedProgramWords.*"
 LISTS = "kernels_emulated_test */ListedBlocks.*"
+TILED_LISTS = "kernels_emulated_test */TiledLists.*"
 NEW_ROWS = "kernels_emulated_test */EmulatedAppend.*"
 
 PLANTS = (
@@ -197,5 +199,40 @@ PLANTS = (
         "args.V_scale, nullptr);",
         "args.K_scale, nullptr);",
         NEW_ROWS,
+    ),
+    Plant(
+        "an entry of the first 32 counts for all",
+        LIST_MAP,
+        "for (int base = 0; base < list.count; base += 32) {",
+        "for (int base = 0; base < tile::min(list.count, 1); base += 32) {",
+        TILED_LISTS,
+    ),
+    Plant(
+        "a list that begins in the row of tiles before is written by none",
+        LIST_MAP,
+        "(first + n) * args.list_block_q >= q_begin) lists",
+        "(first + n) * args.list_block_q > q_begin) lists",
+        TILED_LISTS,
+    ),
+    Plant(
+        "a tile is full if one of its lists names it",
+        LIST_MAP,
+        "seen |= bits, full &= bits;",
+        "seen |= bits, full |= bits;",
+        TILED_LISTS,
+    ),
+    Plant(
+        "odd words of the map of wide bits are those of even ones",
+        LIST_MAP,
+        "doubled(bits >> word % 2 * 16 & 0xffffu)",
+        "doubled(bits & 0xffffu)",
+        TILED_LISTS,
+    ),
+    Plant(
+        "a row of the stack is a query",
+        LIST_BITS,
+        "const int query = i / rows_of_query<features>;",
+        "const int query = i / (rows_of_query<features> > 1 ? 2 : 1);",
+        TILED_LISTS,
     ),
 )

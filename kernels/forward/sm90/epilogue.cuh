@@ -47,6 +47,7 @@ struct Epilogue {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       used[r] = math.row + 8 * r < math.score.len_q;
+      if constexpr (stack > 1) used[r] = used[r] && has_head(math.row + 8 * r);
       if constexpr (S::ordered) {
         const float sink = features.sink ? args.sink[tile.head_idx] : -tile::infinity;
         const float own = tile::finish_total(rows.max[r], sum[r], math.exponent_scale, sink, ordered_lse[r]);
@@ -56,7 +57,8 @@ struct Epilogue {
       empty[r] = rows.max[r] == -tile::infinity && sum[r] == 0.0f && !visited_interior;  // not empty if all scores were NaN
       maximum[r] = ScoreMath<config>::finite(rows.max[r]) * math.exponent_scale;         // in powers of 2
       float denominator = sum[r];
-      if constexpr (features.sink) denominator += ptx::exp2(args.sink[tile.head_idx] * tile::log2_e - maximum[r]);
+      if constexpr (features.sink)
+        denominator += ptx::exp2(args.sink[head_of(tile, math.row + 8 * r)] * tile::log2_e - maximum[r]);
       const float keep_scale = features.dropout ? args.keep_scale * (1.0f / ScoreMath<config>::P_scale) : 1.0f;
       factor[r] = used[r] && !empty[r] ? keep_scale * ptx::reciprocal(denominator) : 0.0f;
     }
@@ -71,12 +73,14 @@ struct Epilogue {
       if constexpr (features.seqused_q) O[i] = used[r] && !empty[r] ? O[i] : 0.0f;  // even if they hold NaN
     }
     const auto write_lse = [&] {
-      if (args.lse != nullptr && thread % 4 == 0 && S::first_chunk(warpgroup) == 0) {
+      if constexpr (stack > 1) {
+        write_stacked_lse(tile, math, used, empty, maximum, sum);
+      } else if (args.lse != nullptr && thread % 4 == 0 && S::first_chunk(warpgroup) == 0) {
         float* const lse = args.lse + tile::statistics_offset<features>(args, tile.sequence, tile.head_idx) + math.row;
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
           if (math.row + 8 * r >= tile.sequence.rows_q) continue;
-          const float of_row = S::ordered ? ordered_lse[r] : lse_of(tile, maximum[r], sum[r], empty[r]);
+          const float of_row = S::ordered ? ordered_lse[r] : lse_of(tile.head_idx, maximum[r], sum[r], empty[r]);
           lse[8 * r] = used[r] ? of_row : -tile::infinity;
         }
       }
@@ -110,10 +114,31 @@ struct Epilogue {
     return retry;
   }
 
-  __device__ __forceinline__ float lse_of(const Tile& tile, float maximum, float sum, bool empty) const {
+  __device__ __forceinline__ float lse_of(int head_idx, float maximum, float sum, bool empty) const {
     const float lse = empty ? -tile::infinity : (maximum + ptx::log2(sum)) * tile::ln_2;
     if constexpr (!features.sink) return lse;
-    return tile::lse_with_sink(lse, args.sink[tile.head_idx]);
+    return tile::lse_with_sink(lse, args.sink[head_idx]);
+  }
+
+  // If heads are stacked, row r of a tile is of head r % stack of its group; rows past the group are of none.
+  static constexpr int stack = tile::rows_of_query<features>;
+  __device__ __forceinline__ bool has_head(int row) const { return stack == 1 || row % stack < args.stacked_group; }
+  __device__ __forceinline__ int head_of(const Tile& tile, int row) const {
+    return stack == 1 ? tile.head_idx
+                      : tile.head_idx * args.stacked_group + tile::min(row % stack, args.stacked_group - 1);
+  }
+
+  __device__ __forceinline__ void write_stacked_lse(const Tile& tile, const ScoreMath<config>& math, const bool (&used)[2],
+                                                    const bool (&empty)[2], const float (&maximum)[2],
+                                                    const float (&sum)[2]) const {
+    if (args.lse == nullptr || thread % 4 != 0) return;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int row = math.row + 8 * r, head_idx = head_of(tile, row);
+      if (row >= tile.sequence.rows_q || !has_head(row)) continue;
+      args.lse[tile::stacked_statistic<features>(args, tile.sequence, tile.head_idx, row)] =
+          used[r] ? lse_of(head_idx, maximum[r], sum[r], empty[r]) : -tile::infinity;
+    }
   }
 
   __device__ __forceinline__ void write_entropy(const Tile& tile, const ScoreMath<config>& math, const bool (&used)[2],
@@ -167,6 +192,11 @@ struct Epilogue {
 #pragma unroll
         for (int c = begin; c < tile::min(begin + S::o_chunks, S::chunks_v); ++c) {
           if (S::wide && (first_chunk + c) * chunk_dim >= config.head_dim_v) continue;
+          if constexpr (stack > 1) {
+            ptx::tma_store_5d(args.maps[map_O], shared.O[warpgroup][c - begin], c * chunk_dim, 0, tile.head_idx,
+                              first_row / stack, tile.sequence.batch_idx);
+            continue;
+          }
           ptx::tma_store_4d(args.maps[map_O], shared.O[warpgroup][c - begin], (first_chunk + c) * chunk_dim,
                             static_cast<int>(tile.sequence.start_q) + first_row, tile.head_idx,
                             features.packed ? 0 : tile.sequence.batch_idx);

@@ -53,7 +53,7 @@ __device__ __forceinline__ void softmax_listed(TileWork<W>& work, const ScoreMat
   } else if (S::keeps_tested && work.at.tested()) {
     ptx::path<"forward/sm90 listed block by its reference">();
     math.modify(work.scores, block * S::block_kv);
-    if constexpr (S::mask_words) hide_tested(work.wg, math, work.scores, work.at);
+    if constexpr (S::mask_words || S::list_bits) hide_tested(work.wg, math, work.scores, work.at);
     math.exponentiate(work.scores, work.out.rows.max, work.out.rows.sum, work.out.statistics);
   } else {
     ptx::path<"forward/sm90 listed full block">();

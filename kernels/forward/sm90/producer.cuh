@@ -42,6 +42,11 @@ __device__ __forceinline__ void publish_tile(P& producer, const Tile& tile) {
     ptx::mbarrier_arrive_expect_tx(producer.shared.Q_full[q.stage][w], S::q_bytes);
 #pragma unroll
     for (int c = 0; c < S::chunks; ++c) {
+      if constexpr (P::config.features.stacked_heads != 0) {
+        ptx::tma_load_5d(producer.shared.Q[q.stage][w][c], producer.args.maps[map_Q], producer.shared.Q_full[q.stage][w],
+                         c * chunk_dim, 0, tile.head_idx, (row + w * wg_rows) / tile::rows_of_query<P::config.features>, tile.sequence.batch_idx);
+        continue;
+      }
       ptx::tma_load_4d(producer.shared.Q[q.stage][w][c], producer.args.maps[map_Q], producer.shared.Q_full[q.stage][w],
                        c * chunk_dim, row + w * wg_rows, tile.head_idx, batch_coordinate<P::config>(tile));
     }

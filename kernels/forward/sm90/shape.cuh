@@ -43,6 +43,7 @@ struct Shape {
   static constexpr ForwardLoop loop = config.loop;
   static constexpr bool mask_words = loop.mask_words != MaskWords::none;
   static constexpr bool makes_words = loop.mask_words == MaskWords::own;
+  static constexpr bool list_bits = features.list_bits != 0;  // a row sees all keys of a block that its list names, or none
   static constexpr bool keeps_tested = loop.keeps_tested;
   static constexpr int tiles_kept = forward_sm90_tiles_kept(config);
   static constexpr bool skips_listed = loop.skips_listed;
@@ -113,6 +114,7 @@ struct Shape {
   static_assert(!wide || (row_groups == 1 && cluster <= 2 && block_kv == forward_sm90_wide_keys));
   static_assert(!config.split_keys || (forwards && !listed && !wide && !features.touches_scores() && !features.sink &&
                                        !features.packed && !features.seqused_q && !config.pair_tiles));
+  static_assert(!list_bits || (features.list_bits == block_kv && !mask_words && !wide && !features.packed));
   static_assert(!ordered || (forwards && !listed && !wide && !config.split_keys && !features.dropout));
   static_assert(cluster == 1 || (forwards && !listed && !features.packed));
   static_assert(block_q % wg_rows == 0 && 1 <= warpgroups && warpgroups <= 3 && block_kv % 16 == 0);

@@ -55,7 +55,7 @@ struct Warpgroup {
 
   WidePlace<S::stages> place{};  // wide heads, instead of num_blocks
   unsigned num_words = 0;        // blocks whose mask bits were read
-  WordPair words[2];             // precomputed mask bits of the block whose scores are being computed
+  WordPair words[2];             // precomputed mask bits of the block whose scores are being computed, or of lists
 };
 
 /// The sums of 64 query rows: O, row maxima and row sums. The layout over the warpgroup's threads is in ptx/wgmma.cuh.
@@ -175,7 +175,8 @@ __device__ __forceinline__ void sync_without_pingpong(const W& wg) {
   if constexpr (!W::S::pingpong) sync(wg);
 }
 
-/// Starts to load the precomputed mask bits of a block. They arrive while its scores are computed.
+/// Starts to load the precomputed mask bits of a block, or the words of lists with its bit. They arrive while its scores
+/// are computed.
 template <class W>
 __device__ __forceinline__ void load_words(W& wg, const ScoreMath<W::config>& math, typename W::SeenBlock at) {
   using S = typename W::S;
@@ -187,6 +188,14 @@ __device__ __forceinline__ void load_words(W& wg, const ScoreMath<W::config>& ma
                             ptx::hide_from_compiler(math.row) % S::block_q;
 #pragma unroll
     for (int r = 0; r < 2; ++r) wg.words[r] = ptx::load_global(word_pair<W::config>(math, own + 8 * r));
+  }
+  if constexpr (S::list_bits) {
+    if (!at.masked()) return;
+    ptx::path<"forward/sm90 rows that do not list a block">();
+    const int row = ptx::hide_from_compiler(math.row), last_row = math.score.len_q - 1;
+#pragma unroll
+    for (int r = 0; r < 2; ++r)
+      wg.words[r][0] = ptx::load_global(math.score.data.list.row(tile::min(row + 8 * r, last_row)) + at.block() / 32);
   }
 }
 
@@ -247,12 +256,25 @@ __device__ __forceinline__ void issue_output(const W& wg, typename W::OutputTile
 
 // -- softmax ------------------------------------------------------------------------------------------------------------
 
+/// Sets the scores of rows that do not list a block to -inf, and those that a length or a window hides.
+template <class W>
+__device__ __forceinline__ void hide_unlisted(const W& wg, const ScoreMath<W::config>& math, typename W::ScoreTile& scores,
+                                              typename W::SeenBlock at) {
+  if (at.at_edge()) math.template modify_and_mask<false, false>(scores, at.block() * W::S::block_kv);
+  if (!at.masked()) return;
+  const bool lists[2] = {(wg.words[0][0] >> at.block() % 32 & 1) != 0, (wg.words[1][0] >> at.block() % 32 & 1) != 0};
+#pragma unroll
+  for (int i = 0; i < ScoreMath<W::config>::count; ++i)
+    scores[i] = lists[ScoreMath<W::config>::row_of(i)] ? scores[i] : -tile::infinity;
+}
+
 /// Sets the scores of a tested block to -inf that a mask, a length or a window hides.
 template <class W>
 __device__ __forceinline__ void hide_tested(W& wg, const ScoreMath<W::config>& math, typename W::ScoreTile& scores,
                                             typename W::SeenBlock at) {
   using S = typename W::S;
   constexpr ForwardConfig config = W::config;
+  if constexpr (S::list_bits) return hide_unlisted(wg, math, scores, at);
   unsigned visible[2] = {0xffffffffu, 0xffffffffu};
   if constexpr (!S::makes_words) {
     if (at.masked()) take_bits<config>(math, wg.words, visible);
@@ -276,7 +298,7 @@ __device__ __forceinline__ void softmax_edge(W& wg, const ScoreMath<W::config>& 
   constexpr ForwardConfig config = W::config;
   const bool tested = at.tested();  // if masks choose the blocks
   const int wg_begin = ptx::hide_from_compiler(math.row) / wg_rows * wg_rows;
-  if constexpr (S::mask_words) {
+  if constexpr (S::mask_words || S::list_bits) {
     math.modify(scores, block * S::block_kv);
     if (tested) hide_tested(wg, math, scores, at);
   } else if constexpr (modifies_first<config.features>) {

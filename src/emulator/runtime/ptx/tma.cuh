@@ -51,6 +51,9 @@ inline void tma_multicast_5d(void* shared, const abi::TensorMap& map, Mbarrier& 
 inline void tma_store_4d(const abi::TensorMap& map, const void* shared, int x0, int x1, int x2, int x3) {
   tma_store(map, shared, {x0, x1, x2, x3});
 }
+inline void tma_store_5d(const abi::TensorMap& map, const void* shared, int x0, int x1, int x2, int x3, int x4) {
+  tma_store(map, shared, {x0, x1, x2, x3, x4});
+}
 
 inline void bulk_load(void* shared, const void* global, int bytes, Mbarrier& barrier) {
   emulator::table->bulk_load(

@@ -19,7 +19,7 @@
 namespace flash_attention::plan {
 namespace {
 
-constexpr std::int64_t max_queries = 16;  // with more, one tile of rows for each query head is as good
+constexpr std::int64_t max_queries = max_decode_queries;
 
 /// The reason that does not depend on sizes.
 std::string reject_kind(const Request& r) {
@@ -58,7 +58,10 @@ std::string reject_kind(const Request& r) {
 /// 16384 keys: 128 queries 167 us there and 240 here, 64 queries 178 and 142.
 std::string prefers_prefill(const Problem& problem, const DeviceInfo& device) {
   constexpr std::int64_t tile_rows = 128, faster = 5;
-  if (problem.key_list.kind != KeyListKind::none) return "";
+  if (problem.key_list.kind != KeyListKind::none) {
+    if (problem.key_list.kind == KeyListKind::keys || problem.seq_q <= max_queries) return "";
+    return "more than " + std::to_string(max_queries) + " queries of a sequence: neighbours share the blocks of their lists";
+  }
   const std::int64_t mean = problem.packed ? problem.total_q / std::max<std::int64_t>(1, problem.batch) : problem.seq_q;
   const std::int64_t row_tiles = ceil_div(std::max<std::int64_t>(mean, 1), tile_rows);
   const std::int64_t at_once = std::min<std::int64_t>(row_tiles * problem.heads_q * problem.batch, device.num_sms);

@@ -10,8 +10,10 @@ bool is_wide(const abi::ForwardConfig& config) { return abi::forward_sm90_is_wid
 /// Whether keys before the first visible one are hidden, by a window or as padding.
 bool has_left_edge(const abi::Features& f) { return f.window_left || f.left_padding; }
 
-/// Whether the kernel only reads words of masks and does nothing else to scores.
-bool reads_words_alone(const abi::Features& f) { return f.precomputed_mask_bits && !f.modifies_scores() && !f.dropout; }
+/// Whether the kernel only reads words of masks, or of lists, and does nothing else to scores.
+bool reads_words_alone(const abi::Features& f) {
+  return (f.precomputed_mask_bits || f.list_bits != 0) && !f.modifies_scores() && !f.dropout;
+}
 
 /// Q stays in registers if all of it fits in addition to S, P and O. If it were read from shared memory for every
 /// block, it would be a quarter of the products' reads, which nearly use up the bandwidth of shared memory.
@@ -76,7 +78,7 @@ abi::ForwardLoop choose_loop(const abi::ForwardConfig& given) {
           .holds_queries = holds_queries(config),
           .uniform_by_vote = is_uniform_by_vote(config),
           // Each copy of a program of scores takes long to compile.
-          .keeps_tested = config.loop.mask_words != abi::MaskWords::none && !f.score_program,
+          .keeps_tested = (config.loop.mask_words != abi::MaskWords::none || f.list_bits != 0) && !f.score_program,
           // With options a warpgroup has no registers to skip blocks; with bytes a random mask lost 6 to 22 %.
           .skips_listed = !f.modifies_scores() && !f.dropout && !f.mask};
 }

@@ -143,8 +143,9 @@ std::string reject_cluster(const abi::Features& f, const Problem& p) {
   return {};
 }
 
-/// For a requested tile: as many stages as fit, at most four; of the smaller stages of wide heads, at most nine.
-abi::ForwardConfig asked_config(const Request& r, const TileSize& asked, int most_stages = 4) {
+}  // namespace
+
+abi::ForwardConfig asked_config(const Request& r, const TileSize& asked, int most_stages) {
   const Problem& p = r.problem;
   const auto [block_q, block_kv] = asked;
   abi::ForwardConfig config{.features = r.features,
@@ -161,6 +162,8 @@ abi::ForwardConfig asked_config(const Request& r, const TileSize& asked, int mos
   while (config.num_stages > 1 && abi::forward_sm90_layout(config).shared_bytes > fits) --config.num_stages;
   return config;
 }
+
+namespace {
 
 /// Whether the problem has a narrow window beside a mask: a tile of 64 queries sees three or four tiles of 64 keys.
 /// Then small tiles compute fewer hidden scores, and with two blocks of one warpgroup on an SM, one ends its tile while
@@ -350,6 +353,7 @@ std::string reject_stages_and_splits(const Request& r, const Sm90Tile& tile) {
 Answer plan_forward(const Request& r) {
   std::string reason = reject_forward(r);
   if (!reason.empty()) return Refusal{std::move(reason)};
+  if (r.features.key_list) return plan_lists(r);
   const std::optional<FixedOrder> order = fixed_order(r);
   if (r.problem.invariant && r.features.has_statistics()) return Refusal{"computes no statistics where bits are invariant"};
   if (r.problem.invariant && !order) return Refusal{"where bits are invariant it takes what decode/sm80 takes"};
@@ -396,7 +400,8 @@ std::span<const KernelEntry> sm90_kernels() {
                   .pass = Pass::forward,
                   .device = DeviceKind::cuda,
                   .requirements = "sm_90; float16 or bfloat16; strides that TMA can take; pages of a multiple of 8 keys; "
-                                  "every option but bit masks",
+                                  "every option but bit masks; of lists those of blocks of 64 keys and more, without score options but a "
+                                  "soft cap, packing and pages",
                   .takes = {.pages = true,
                             .left_padding = true,
                             .invariant = true,
@@ -406,6 +411,7 @@ std::span<const KernelEntry> sm90_kernels() {
                             .tile = true,
                             .stages = true,
                             .splits = true,
+                            .key_list = true,
                             .statistics = true,
                             .sequence_windows = true},
                   .proven = run_on_h200,
