@@ -45,7 +45,9 @@ SUITES = {
     "backward/sm90": "BackwardSm90",
     "tangent/portable": "TangentPortable",
     "tangent/sm80": "TangentSm80",
+    "tangent/sm90": "TangentSm90",
     "second/portable": "SecondPortable",
+    "second/sm80": "SecondSm80",
 }
 CASES = (
     "plain",

@@ -37,6 +37,20 @@ struct WarpRow {
     }
   }
 
+  /// The dot product with a row, in every lane.
+  template <typename Element>
+  __device__ __forceinline__ float dot(const Element* row, int lane) const {
+    float total = 0;
+#pragma unroll
+    for (int part = 0; part < parts; ++part) {
+      const int d = lane + 32 * part;
+      if (d < dim) total = ptx::fma(sum[part], to_float(row[d]), total);
+    }
+#pragma unroll
+    for (int lane_mask = 1; lane_mask < 32; lane_mask *= 2) total += ptx::shuffle_xor(total, lane_mask);
+    return total;
+  }
+
   /// Whether all of this lane's elements are NaN.
   __device__ __forceinline__ bool all_nan(int lane) const {
     bool result = true;

@@ -153,6 +153,9 @@ std::string difference(const Result& got, const Result& expected, double epsilon
   return expected.tensor + " differs by " + std::to_string(error / all) + " of its size";
 }
 
+bool has_gradients(Pass pass) { return pass == Pass::backward || pass == Pass::second; }
+bool has_tangents(Pass pass) { return pass == Pass::tangent || pass == Pass::second; }
+
 }  // namespace
 
 std::string unmeasurable(const Problem& p) {
@@ -190,7 +193,7 @@ Rig::~Rig() = default;
 Rig::Rig(const Call& call, const DeviceInfo& device, const Backend& backend, Inputs inputs)
     : call_(call), device_(device), backend_(backend), tensors_(std::make_unique<Tensors>()) {
   const Problem& p = call.problem;
-  const bool hostile = inputs == Inputs::hostile, backward = call.pass == Pass::backward;
+  const bool hostile = inputs == Inputs::hostile, backward = has_gradients(call.pass);
   Tensors& t = *tensors_;
   Buffers& b = t.buffers;
   const auto block = [&](std::int64_t elements, std::size_t size) {
@@ -303,7 +306,7 @@ Rig::Rig(const Call& call, const DeviceInfo& device, const Backend& backend, Inp
   scales(p.kv_scales, p.k_scale_strides, keys, t.k_scale, b.k_scale);
   scales(p.kv_scales, p.v_scale_strides, keys, t.v_scale, b.v_scale);
   scales(p.q_scales, p.q_scale_strides, keys, t.q_scale, b.q_scale);
-  if (call.pass == Pass::tangent) {  // each tensor is its own tangent
+  if (has_tangents(call.pass)) {  // each tensor is its own tangent
     b.q_tangent = b.q, b.k_tangent = b.k, b.v_tangent = b.v;
     t.out_tangent = block(query_layout(p, p.out_strides, p.head_dim_v).elements(), size_of(p.dtype));
     t.lse_tangent = block(rows, sizeof(float));
@@ -356,8 +359,8 @@ void Rig::take_forward_results(const Rig& other) {
 
 void Rig::clear_results() {
   const Tensors& t = *tensors_;
-  auto written = call_.pass == Pass::backward ? std::vector{&t.dq, &t.dk, &t.dv} : std::vector{&t.out, &t.lse};
-  if (call_.pass == Pass::tangent) written.insert(written.end(), {&t.out_tangent, &t.lse_tangent});
+  auto written = has_gradients(call_.pass) ? std::vector{&t.dq, &t.dk, &t.dv} : std::vector{&t.out, &t.lse};
+  if (has_tangents(call_.pass)) written.insert(written.end(), {&t.out_tangent, &t.lse_tangent});
   for (const Block* block : written) {
     std::memset(block->host(), 0xff, block->bytes());
     block->upload();
@@ -379,19 +382,21 @@ std::vector<Result> Rig::results(std::int64_t most) const {
     });
     return result;
   };
-  if (call_.pass == Pass::backward) {
-    return {read("dq", t.dq, query_layout(p, p.dq_strides, p.head_dim)),
-            read("dk", t.dk, key_layout(p, p.dk_strides, p.head_dim)),
-            read("dv", t.dv, key_layout(p, p.dv_strides, p.head_dim_v))};
-  }
   const auto of_rows = [&](const char* name, const Block& block) {
     block.download();
     const auto* const values = block.host<float>();
     return Result{.tensor = name, .values = {values, values + block.bytes() / sizeof(float)}, .row = 1};
   };
   const Layout of_out = query_layout(p, p.out_strides, p.head_dim_v);
-  std::vector<Result> results{read("out", t.out, of_out), of_rows("lse", t.lse)};
-  if (call_.pass == Pass::tangent) {
+  std::vector<Result> results;
+  if (has_gradients(call_.pass)) {
+    results = {read("dq", t.dq, query_layout(p, p.dq_strides, p.head_dim)),
+               read("dk", t.dk, key_layout(p, p.dk_strides, p.head_dim)),
+               read("dv", t.dv, key_layout(p, p.dv_strides, p.head_dim_v))};
+  } else {
+    results = {read("out", t.out, of_out), of_rows("lse", t.lse)};
+  }
+  if (has_tangents(call_.pass)) {
     results.push_back(read("out_tangent", t.out_tangent, of_out));
     results.push_back(of_rows("lse_tangent", t.lse_tangent));
   }

@@ -36,7 +36,7 @@ std::string wrong(const Call& call, const Plan& plan, const Kernel& kernel, cons
   };
   Rig expected(call, host.device, host.backend, Inputs::hostile);
   Rig tested(call, machine.device, machine.backend, Inputs::hostile);
-  if (call.pass == Pass::backward) {
+  if (call.pass == Pass::backward || call.pass == Pass::second) {
     run_on_host(expected, call.forward, Pass::forward);
     tested.take_forward_results(expected);
   }

@@ -89,6 +89,16 @@ TEST(Sm80Compile, Tangent) {
   problems.push_back(everything(Dtype::float16));
   expect_compile(problems, Pass::tangent, "tangent/sm80", 80);
   if (with_long_tail()) expect_compile(problems, Pass::tangent, "tangent/sm80", 90);
+  expect_compile(problems, Pass::tangent, "tangent/sm90", 90);
+}
+TEST(Sm80Compile, Second) {
+  std::vector<Problem> problems = common_problems(true);
+  std::erase_if(problems, [](const Problem& problem) { return problem.head_dim > 128; });
+  problems.push_back(everything(Dtype::bfloat16));
+  problems.back().dropout_p = 0;
+  problems.back().bias.present = problems.back().sink = false;  // whose gradients are those of second/portable
+  expect_compile(problems, Pass::second, "second/sm80", 80);
+  if (with_long_tail()) expect_compile(problems, Pass::second, "second/sm80", 90);
 }
 
 /// Large tiles of dbias take nearly all registers. Only dbias is compiled.

@@ -21,6 +21,7 @@
 // lost. It is what is known of lse. whenever the maximum of a row of the warp has grown. Sums that are relative to the old
 // center are moved to the new one.
 
+#include "ptx/fence.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/path.cuh"
 #include "ptx/registers.cuh"
@@ -31,18 +32,22 @@
 #include "tile/softmax.cuh"
 #include "tile/swizzle.cuh"
 #include "tile/tail.cuh"
+#include "tile/workspace.cuh"
 
 namespace flash_attention {
 
 using namespace abi;
 
-template <ForwardConfig config>
+/// `warpgroups`: products are wgmma's (tangent/sm90), whose accumulators and A operands are laid out alike.
+template <ForwardConfig config, bool warpgroups = false>
 struct TangentSm80 {
   static constexpr Features features = config.features;
   static constexpr Type type = features.dtype;
   static constexpr int head_dim = config.head_dim, head_dim_v = config.head_dim_v;
   static constexpr int block_q = config.block_q, block_kv = config.block_kv, threads = 32 * config.num_warps;
-  static constexpr int dim = tile::round_up(head_dim, 16), dim_v = tile::round_up(head_dim_v, 16);
+  static constexpr int columns_of_a_tile = warpgroups ? 64 : 16;
+  static constexpr int dim = tile::round_up(head_dim, columns_of_a_tile);
+  static constexpr int dim_v = tile::round_up(head_dim_v, columns_of_a_tile);
   static constexpr int q_steps = dim / 16, kv_steps = block_kv / 16;
   static constexpr bool Q_in_registers = q_steps <= 4;
   // Where nothing is hidden or dropped, a NaN in V belongs to every row; P S. of bfloat16 has the range of floats.
@@ -179,7 +184,19 @@ struct TangentSm80 {
       }
     }
   }
+  /// The same products, and those by wgmma (tangent/sm90/kernel.cuh).
+  template <bool has_Q, bool has_K>
+  __device__ __forceinline__ void multiply_keys_wgmma(Scores& S, Scores& S_tangent, const Stage& stage) const;
+  template <bool has_V>
+  __device__ __forceinline__ void add_values_wgmma(const Operand& of_P, const Operand& of_W, const Stage& stage);
+
   __device__ __forceinline__ void multiply_keys(Scores& S, Scores& S_tangent, const Stage& stage) const {
+    if constexpr (warpgroups) {
+      if (tangents.has_Q && tangents.has_K) return multiply_keys_wgmma<true, true>(S, S_tangent, stage);
+      if (tangents.has_Q) return multiply_keys_wgmma<true, false>(S, S_tangent, stage);
+      if (tangents.has_K) return multiply_keys_wgmma<false, true>(S, S_tangent, stage);
+      return multiply_keys_wgmma<false, false>(S, S_tangent, stage);
+    }
     if (tangents.has_Q) {
       multiply_both<true>(S, S_tangent, ptx::shared_address(&stage.K));
     } else {
@@ -285,6 +302,13 @@ struct TangentSm80 {
     Operand of_P;
 #pragma unroll
     for (int step = 0; step < kv_steps; ++step) tile::pack_a<type>(of_P[step], P[0][2 * step], P[0][2 * step + 1]);
+    if constexpr (warpgroups) {
+      Operand of_W;
+#pragma unroll
+      for (int step = 0; step < kv_steps; ++step) tile::pack_a<type>(of_W[step], W[0][2 * step], W[0][2 * step + 1]);
+      if (tangents.has_V) return add_values_wgmma<true>(of_P, of_W, stage);
+      return add_values_wgmma<false>(of_P, of_W, stage);
+    }
     const unsigned V_address =
         tile::b_address<VTile>(ptx::shared_address(&stage.V), 0, ptx::hide_from_compiler(lane));
 #pragma unroll
@@ -313,6 +337,12 @@ struct TangentSm80 {
     }
   }
 
+  /// This thread's copies have landed; wgmma reads by another proxy.
+  __device__ __forceinline__ static void wait_for_copies() {
+    ptx::copy_async_wait<0>();
+    if constexpr (warpgroups) ptx::fence_async_shared();
+  }
+
   __device__ __forceinline__ void attend(const tile::TileRange& tiles) {
     tile::VisibleTiles visible_tiles;
     int tile_idx = tile_below(tiles.end - 1, tiles, visible_tiles), stage_idx = 0;
@@ -320,7 +350,7 @@ struct TangentSm80 {
     load_queries();
     load_keys(storage.stages[0], tile_idx * block_kv);
     if constexpr (Q_in_registers) {
-      ptx::copy_async_wait<0>();
+      wait_for_copies();
       __syncthreads();  // Q has landed: cp.async waits only for a thread's own copies
       keep_queries();
     }
@@ -329,16 +359,16 @@ struct TangentSm80 {
       const int kv_begin = tile_idx * block_kv, next_idx = tile_below(tile_idx - 1, tiles, visible_tiles);
       Stage& stage = storage.stages[stage_idx];
       stage_idx ^= 1;
-      ptx::copy_async_wait<0>();
+      wait_for_copies();
       __syncthreads();  // this stage has landed, and every warp is done with the other one
       if (next_idx >= tiles.begin) load_keys(storage.stages[stage_idx], next_idx * block_kv);
       Scores S{}, S_tangent{};
       multiply_keys(S, S_tangent, stage);
       if (!score.template all_visible<block_q, block_kv>(q_begin, kv_begin)) {
-        ptx::path<"tangent/sm80 edge tile">();
+        ptx::path<warpgroups ? "tangent/sm90 edge tile" : "tangent/sm80 edge tile">();
         score_tile<true>(S, S_tangent, kv_begin);
       } else if constexpr (!tile::Score<features>::linear) {
-        ptx::path<"tangent/sm80 inner tile with options">();
+        ptx::path<warpgroups ? "tangent/sm90 inner tile with options" : "tangent/sm80 inner tile with options">();
         score_tile<false>(S, S_tangent, kv_begin);
       }
       exponentiate(S, S_tangent);
@@ -348,7 +378,9 @@ struct TangentSm80 {
     }
   }
 
-  /// Writes lse and lse., and O and O. through the warp's own rows of shared memory.
+  /// Writes lse and lse., and O and O. through the warp's own rows of shared memory. `second`: what second derivatives need
+  /// of each row instead of lse and O.
+  template <bool second = false>
   __device__ __forceinline__ void finish() {
     const float scale_log2 = score.unit_scale() * tile::log2_e;
     float sink = -tile::infinity, sink_tangent = 0;
@@ -356,8 +388,12 @@ struct TangentSm80 {
       sink = args.sink[head_idx];
       if (args.sink_tangent != nullptr) sink_tangent = args.sink_tangent[head_idx];
     }
-    float lse[2], check = 0;  // becomes NaN if a result is not finite
-    __syncwarp();             // all lanes have read the queries, over which the results are written
+    float lse[2], mu[2], check = 0;  // becomes NaN if a result is not finite
+    if constexpr (warpgroups) {
+      __syncthreads();  // a warpgroup reads the queries of all of its rows, over which the results are written
+    } else {
+      __syncwarp();  // all lanes have read the queries, over which the results are written
+    }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = warp_row + place.row + 8 * half, i = q_begin + row;
@@ -375,9 +411,11 @@ struct TangentSm80 {
       if (!used) factor = 0, lse[half] = -tile::infinity, lse_tangent = 0;
       if (place.column == 0 && i < sequence.rows_q) {
         const long long statistics = tile::statistics_offset<features>(args, sequence, head_idx) + i;
-        if (args.lse != nullptr) args.lse[statistics] = lse[half];
+        if (!second && args.lse != nullptr) args.lse[statistics] = lse[half];
         if (args.lse_tangent != nullptr) args.lse_tangent[statistics] = lse_tangent;
       }
+      mu[half] = lse_tangent;
+      float of_out = 0, of_tangent = 0;
 #pragma unroll
       for (int n = 0; n < dim_v / 8; ++n) {
         float out[2], tangent[2];
@@ -386,32 +424,58 @@ struct TangentSm80 {
           out[e] = factor == 0 ? 0 : O[0][n][2 * half + e] * factor;
           tangent[e] = factor == 0 ? 0 : ptx::fma(A[0][n][2 * half + e], factor, -above * out[e]);
           if constexpr (repairs_rows) check = ptx::fma(tangent[e], 0, ptx::fma(out[e], 0, check));
+          if constexpr (second) {
+            const float gradient = dO_at(i, 8 * n + place.column + e);
+            of_out = ptx::fma(gradient, out[e], of_out), of_tangent = ptx::fma(gradient, tangent[e], of_tangent);
+          }
         }
         const unsigned offset = OTile::offset(row, n) + 2 * place.column;
         ptx::store_shared(Q_smem + offset, ptx::pack<type>(out[0], out[1]));
         ptx::store_shared(Q_tangent_smem + offset, ptx::pack<type>(tangent[0], tangent[1]));
       }
+      if constexpr (second) write_row(i, mu[half], sum_of_row(of_out), sum_of_row(of_tangent), place.column == 0);
     }
     __syncwarp();  // all have written the warp's rows
-    if (repairs_rows && ptx::any(check != check)) repair(lse);
+    if (repairs_rows && ptx::any(check != check)) repair<second>(lse, mu);
     const auto to = [&](const TensorView& view) {
       return tile::query_rows<Element, features>(view, sequence, head_idx).from(q_begin);
     };
-    tile::store_tile<32, head_dim_v, 16, OTile>(Q_smem, warp_row, to(args.O), lane);
+    if constexpr (!second) tile::store_tile<32, head_dim_v, 16, OTile>(Q_smem, warp_row, to(args.O), lane);
     if (args.O_tangent == nullptr) return;
     tile::store_tile<32, head_dim_v, 16, OTile>(Q_tangent_smem, warp_row, to(tile::tangent_view(args.O, args.O_tangent)),
                                                 lane);
   }
 
+  /// An element of dO; 0 where there is none.
+  __device__ __forceinline__ float dO_at(int i, int column) const {
+    if (i >= sequence.len_q || column >= head_dim_v) return 0;
+    return ptx::to_float(tile::query_rows<const Element, features>(args.dO, sequence, head_idx).row(i)[column]);
+  }
+  /// delta, lse. and R of query i, from dot(dO, O) and dot(dO, O.).
+  __device__ __forceinline__ void write_row(int i, float lse_tangent, float of_out, float of_tangent, bool writes) const {
+    if (!writes || i >= sequence.len_q) return;
+    const long long row = tile::statistics_offset<features>(args, sequence, head_idx) + i;
+    const float delta = of_out - (args.dlse != nullptr ? args.dlse[row] : 0);
+    tile::workspace<float>(args, BackwardRegion::delta)[row] = delta;
+    tile::workspace<float>(args, SecondRegion::lse_tangent)[row] = lse_tangent;
+    tile::workspace<float>(args, SecondRegion::rest)[row] = of_tangent - lse_tangent * delta;
+  }
+
   /// Computes the warp's rows again, over visible pairs only.
-  __device__ __forceinline__ void repair(const float (&lse)[2]) const {
-    ptx::path<"tangent/sm80 repaired row">();
+  template <bool second>
+  __device__ __forceinline__ void repair(const float (&lse)[2], const float (&mu)[2]) const {
+    ptx::path<warpgroups ? "tangent/sm90 repaired row" : "tangent/sm80 repaired row">();
 #pragma unroll 1
     for (int r = 0; r < 16; ++r) {
       const float row_lse = ptx::shuffle(r < 8 ? lse[0] : lse[1], r % 8 * 4);
       const int i = q_begin + warp_row + r;
       if (i >= sequence.len_q) continue;
       const auto row = repaired_tangent<config>(args, sequence, head_idx, i, row_lse);
+      if constexpr (second) {
+        const auto* dO = tile::query_rows<const Element, features>(args.dO, sequence, head_idx).row(i);
+        write_row(i, ptx::shuffle(r < 8 ? mu[0] : mu[1], r % 8 * 4), row.O.dot(dO, lane), row.O_tangent.dot(dO, lane),
+                  lane == 0);
+      }
       row.O.template store<type, OTile>(Q_smem, warp_row + r, lane);
       row.O_tangent.template store<type, OTile>(Q_tangent_smem, warp_row + r, lane);
     }
@@ -419,12 +483,10 @@ struct TangentSm80 {
   }
 };
 
-template <ForwardConfig config>
-__device__ __forceinline__ void tangent_sm80(const AttentionArgs& args) {
-  using Kernel = TangentSm80<config>;
-  auto& storage = ptx::shared_storage<typename Kernel::SharedStorage>();
-  tile::clear_output_tail<config>(args, threadIdx.x, Kernel::threads);
-  tile::clear_tangent_tail<config>(args, threadIdx.x, Kernel::threads);
+/// The work of one thread block. `second`: for second derivatives.
+template <ForwardConfig config, bool second, bool warpgroups = false>
+__device__ __forceinline__ void tangent_sm80_block(const AttentionArgs& args,
+                                                   typename TangentSm80<config, warpgroups>::SharedStorage& storage) {
   const int num_tiles = tile::ceil_div(args.seq_q, config.block_q);
   const auto block = tile::query_block(tile::by_work<config.features>(blockIdx.x, gridDim.x, num_tiles, args.seq_kv),
                                        num_tiles, args.heads_q);
@@ -432,10 +494,19 @@ __device__ __forceinline__ void tangent_sm80(const AttentionArgs& args) {
   const int q_begin = block.tile_idx * config.block_q;
   if (q_begin >= sequence.rows_q) return;
 
-  Kernel kernel(args, storage, sequence, block.head_idx, q_begin);
+  TangentSm80<config, warpgroups> kernel(args, storage, sequence, block.head_idx, q_begin);
   const auto tiles = kernel.score.template key_tiles<config.block_q, config.block_kv>(q_begin);
   if (tiles.begin < tiles.end) kernel.attend(tiles);
-  kernel.finish();
+  kernel.template finish<second>();
+}
+
+template <ForwardConfig config>
+__device__ __forceinline__ void tangent_sm80(const AttentionArgs& args) {
+  using Kernel = TangentSm80<config>;
+  auto& storage = ptx::shared_storage<typename Kernel::SharedStorage>();
+  tile::clear_output_tail<config>(args, threadIdx.x, Kernel::threads);
+  tile::clear_tangent_tail<config>(args, threadIdx.x, Kernel::threads);
+  tangent_sm80_block<config, false>(args, storage);
 }
 
 }  // namespace flash_attention

@@ -11,7 +11,7 @@
 #include "plan/workspace.h"
 #include "support/ceil_div.h"
 
-// Forward mode and second derivatives on a GPU: on CUDA cores, and forward mode with mma.sync.
+// Forward mode and second derivatives on a GPU: on CUDA cores, with mma.sync, and forward mode with wgmma.
 
 namespace flash_attention::plan {
 namespace {
@@ -89,13 +89,13 @@ std::string reject_tangent_tile(const Request& r, const TangentTile& tile) {
   return "it needs " + std::to_string(bytes) + " bytes of shared memory, there are " + std::to_string(r.device.shared_bytes);
 }
 
-Plan lay_out_tangent(const Problem& problem, const TangentTile& tile) {
+Plan lay_out_tangent(const Problem& problem, const TangentTile& tile, std::string unit, std::string entry) {
   Plan plan{.block_q = tile.block_q, .block_kv = tile.block_kv};
   abi::ForwardConfig config = portable_config(problem);
   config.block_q = tile.block_q, config.block_kv = tile.block_kv, config.num_warps = tile.block_q / 16;
   add_launch(plan,
-             {.unit = "tangent/sm80",
-              .entry = "tangent_sm80",
+             {.unit = std::move(unit),
+              .entry = std::move(entry),
               .config = launch_config(config),
               .block = 32 * config.num_warps,
               .shared_bytes = tile.shared_bytes(problem),
@@ -115,7 +115,25 @@ Answer plan_tangent_sm80(const Request& r) {
     if (reason = reject_tangent_tile(r, tile); !reason.empty()) return refuse_tile(*r.tile, reason);
   }
   if (tile.shared_bytes(r.problem) > r.device.shared_bytes) return Refusal{"needs more shared memory"};
-  return Offer{lay_out_tangent(r.problem, tile)};
+  return Offer{lay_out_tangent(r.problem, tile, "tangent/sm80", "tangent_sm80")};
+}
+
+// tangent/sm90 --------------------------------------------------------------------------------------------------------
+
+/// Widths are filled up to 64 or 128 columns. Two blocks of 64 queries share an SM, for which 64 keys of wide heads are too
+/// many.
+Answer plan_tangent_sm90(const Request& r) {
+  if (r.device.arch != 90) return Refusal{"needs sm_90"};
+  if (r.problem.dtype == Dtype::float32) return Refusal{"needs a 16-bit dtype"};
+  std::string reason = reject_derivatives(r.problem);
+  if (reason.empty()) reason = reject_mma_problem(r.problem, r.device, sm80_max_dim);
+  if (!reason.empty()) return Refusal{std::move(reason)};
+  TangentTile tile{64, is_wide(r.problem) ? 32 : 64};
+  if (r.tile) {
+    tile = {r.tile->block_q, r.tile->block_kv};
+    if (reason = reject_tangent_tile(r, tile); !reason.empty()) return refuse_tile(*r.tile, reason);
+  }
+  return Offer{lay_out_tangent(r.problem, tile, "tangent/sm90", "tangent_sm90")};
 }
 
 // Second derivatives --------------------------------------------------------------------------------------------------
@@ -128,13 +146,15 @@ void reserve_rows(const Problem& problem, Plan& plan) {
     reserve(plan, region, rows * problem.heads_q * std::int64_t{sizeof(float)});
 }
 
+/// Keys in no sequence are cleared by the launch of the rows, though there may be no row.
+std::int64_t tail_blocks(const Problem& problem) { return problem.packed && problem.batch > 0 ? 1 : 0; }
+
 Plan lay_out_second(const Problem& problem) {
   Plan plan{.block_q = block, .block_kv = block};
   const LaunchConfig config = launch_config(portable_backward_config(problem));
   reserve_rows(problem, plan);
-  const std::int64_t clears = problem.packed && problem.batch > 0 ? 1 : 0;  // keys in no sequence are cleared there
   add_portable_launch(plan, "second/portable", "second_portable_rows", launch_config(portable_config(problem)),
-                      std::max(query_blocks(problem), clears));
+                      std::max(query_blocks(problem), tail_blocks(problem)));
   add_portable_launch(plan, "second/portable", "second_portable_dkv", config,
                       ceil_div(problem.seq_kv, block) * problem.heads_kv * problem.batch);
   add_portable_launch(plan, "second/portable", "second_portable_dq", config, query_blocks(problem));
@@ -142,6 +162,81 @@ Plan lay_out_second(const Problem& problem) {
   add_sink_launch(problem, "second/portable", "second_dsink", plan);
   return plan;
 }
+
+// second/sm80 ---------------------------------------------------------------------------------------------------------
+
+/// Rows that a thread block owns, 16 a warp, and columns that its loop goes over, which have two stages: keys and queries for
+/// dK and dV, queries and keys for dQ.
+struct SecondTile {
+  int rows, columns;
+
+  int shared_bytes(const Problem& problem, bool of_keys) const {
+    const auto bytes = [&](int count, std::int64_t width) { return swizzled_tile_bytes(problem, count, width); };
+    const auto keys = [&](int count) { return 2 * (bytes(count, problem.head_dim) + bytes(count, problem.head_dim_v)); };
+    const auto queries = [&](int count) {
+      return 2 * bytes(count, problem.head_dim) + bytes(count, problem.head_dim_v) + mma_small_bytes;
+    };
+    return (of_keys ? keys(rows) + 2 * queries(columns) : queries(rows) + 2 * keys(columns)) + mma_small_bytes;
+  }
+};
+
+/// Gradients of 128 columns leave room for the products of 16 columns of the other side.
+SecondTile second_tile(const Problem& problem) { return {64, is_wide(problem) ? 16 : 32}; }
+
+std::string reject_second_sm80(const Request& r) {
+  const Problem& problem = r.problem;
+  if (r.device.arch >= 80 && problem.dtype != Dtype::bfloat16)
+    return "needs bfloat16: products of three gradients leave the range of float16";
+  if (r.features.dropout) return "takes no dropout";
+  if (r.features.score_program) return "has no second derivatives of a program's score";
+  std::string reason = reject_derivatives(problem);
+  if (reason.empty()) reason = reject_mma_problem(problem, r.device, sm80_max_dim);
+  if (!reason.empty()) return reason;
+  const SecondTile tile = second_tile(problem);
+  const int bytes = std::max({tile.shared_bytes(problem, true), tile.shared_bytes(problem, false),
+                              tangent_tile(r).shared_bytes(problem)});
+  return bytes > r.device.shared_bytes ? "needs more shared memory" : "";
+}
+
+Plan lay_out_second_sm80(const Request& r) {
+  const Problem& problem = r.problem;
+  const TangentTile of_rows = tangent_tile(r);
+  const SecondTile tile = second_tile(problem);
+  Plan plan{.block_q = tile.columns, .block_kv = tile.rows};
+  reserve_rows(problem, plan);
+  const auto add = [&](std::string entry, const LaunchConfig& config, int warps, int shared_bytes, std::int64_t blocks) {
+    add_launch(plan,
+               {.unit = "second/sm80",
+                .entry = std::move(entry),
+                .config = config,
+                .block = 32 * warps,
+                .shared_bytes = shared_bytes,
+                .min_blocks_per_sm = warps == 4 ? 2 : 1},
+               blocks);
+  };
+  abi::ForwardConfig forward = portable_config(problem);
+  forward.block_q = of_rows.block_q, forward.block_kv = of_rows.block_kv, forward.num_warps = of_rows.block_q / 16;
+  const std::int64_t heads = problem.heads_q * problem.batch;
+  add("second_sm80_rows", launch_config(forward), forward.num_warps, of_rows.shared_bytes(problem),
+      std::max(ceil_div(problem.seq_q, of_rows.block_q) * heads, tail_blocks(problem)));
+  abi::BackwardConfig backward = portable_backward_config(problem);
+  backward.num_warps = tile.rows / 16;
+  backward.block_q = tile.columns, backward.block_kv = tile.rows;
+  add("second_sm80_dkv", launch_config(backward), backward.num_warps, tile.shared_bytes(problem, true),
+      ceil_div(problem.seq_kv, tile.rows) * problem.heads_kv * problem.batch);
+  backward.block_q = tile.rows, backward.block_kv = tile.columns;
+  add("second_sm80_dq", launch_config(backward), backward.num_warps, tile.shared_bytes(problem, false),
+      ceil_div(problem.seq_q, tile.rows) * heads);
+  add_bias_launch(problem, "second/portable", "second_dbias", plan);
+  add_sink_launch(problem, "second/portable", "second_dsink", plan);
+  return plan;
+}
+
+Answer plan_second_sm80(const Request& r) {
+  return offer_unless(reject_second_sm80(r), [&] { return lay_out_second_sm80(r); });
+}
+
+// second/portable -----------------------------------------------------------------------------------------------------
 
 Answer plan_second(const Request& r) {
   std::string reason = reject_derivatives(r.problem);
@@ -152,7 +247,15 @@ Answer plan_second(const Request& r) {
 }  // namespace
 
 std::span<const KernelEntry> tangent_kernels() {
-  static const std::array<KernelEntry, 3> rows{
+  static const std::array<KernelEntry, 5> rows{
+      KernelEntry{.name = "tangent/sm90",
+                  .pass = Pass::tangent,
+                  .device = DeviceKind::cuda,
+                  .requirements = "sm_90, float16 or bfloat16, heads of up to 128 columns, strides that are multiples of 8, a "
+                                  "positive scale",
+                  .takes = {.hidden_rows = true, .block_mask = true, .programs = true, .tile = true},
+                  .proven = run_on_h200,
+                  .plan = plan_tangent_sm90},
       KernelEntry{.name = "tangent/sm80",
                   .pass = Pass::tangent,
                   .device = DeviceKind::cuda,
@@ -167,6 +270,14 @@ std::span<const KernelEntry> tangent_kernels() {
                   .requirements = "any GPU from sm_70, every dtype and option that has tangents",
                   .takes = {.hidden_rows = true, .block_mask = true, .programs = true},
                   .plan = plan_tangent},
+      KernelEntry{.name = "second/sm80",
+                  .pass = Pass::second,
+                  .device = DeviceKind::cuda,
+                  .requirements = "sm_80 and up, bfloat16, heads of up to 128 columns, no dropout, no program that changes "
+                                  "scores, strides that are multiples of 8, a positive scale",
+                  .takes = {.hidden_rows = true, .block_mask = true, .programs = true},
+                  .proven = run_on_h200,
+                  .plan = plan_second_sm80},
       KernelEntry{.name = "second/portable",
                   .pass = Pass::second,
                   .device = DeviceKind::cuda,

@@ -124,6 +124,39 @@ def test_gradients_of_gradients(options, with_bias, with_sink):
     close(twice(call, tensors, cotangents, directions), want)
 
 
+@pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-4), (torch.bfloat16, 0.03)], ids=["float32", "bfloat16"])
+def test_every_device(dtype, tolerance, device):
+    """Forward mode, second derivatives, and forward mode mapped over tangents."""
+    call, dense = pair({"causal": True, "softcap": 1.5}, True, True)
+    given = [x.to(device, dtype if n < 3 else torch.float32) for n, x in enumerate(leaves(True, True))]
+    out, lse = call(*given)
+    others = [[torch.randn_like(x) for x in tensors] for tensors in ((out, lse), given)]
+    exact, *exact_others = ([x.detach().cpu().double() for x in tensors] for tensors in (given, *others))
+
+    def all_of(function, tensors, cotangents, directions):
+        found = list(torch.func.jvp(function, tuple(tensors), tuple(directions))[1])
+        q, k, *rest = tensors
+        by_keys = torch.func.vmap(lambda t: torch.func.jvp(lambda k: function(q, k, *rest)[0], (k,), (t,))[1])
+        found.append(by_keys(torch.stack([directions[1], -directions[1]]))[1])
+        return [*found, *twice(function, tensors, cotangents, directions)]
+
+    want = all_of(dense, exact, *exact_others)
+    close([x.detach().cpu() for x in all_of(call, given, *others)], [x.detach() for x in want], tolerance)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_memory_of_long_sequences_on_a_gpu(dtype):
+    """32768 tokens: scores would take 2 or 4 GiB."""
+    q, k, v = (drawn(1, 32768, 1, 64, seed=n).to("cuda", dtype).requires_grad_() for n in range(3))
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    first = torch.autograd.grad(attention(q, k, v, window=(64, 64)).square().sum(), (q, k, v), create_graph=True)
+    torch.autograd.grad(sum(g.square().sum() for g in first), (q, k, v))
+    torch.func.jvp(lambda q: attention(q, k.detach(), v.detach(), window=(64, 64)), (q.detach(),), (q.detach(),))
+    assert torch.cuda.max_memory_allocated() - before < 300 << 20
+
+
 def test_gradients_through_lse_alone():
     call, dense = pair({"causal": True}, False, False)
     tensors = leaves()

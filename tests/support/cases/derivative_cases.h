@@ -31,10 +31,16 @@ inline std::vector<Case> derivative_cases(Dtype dtype) {
   return all;
 }
 
-inline void expect_derivatives(const Case& c, const Target& target, const Results& got, const Results& want) {
-  for (const std::string& line : wrong_derivatives(c, got, want)) ADD_FAILURE() << line;
+/// Kernels for tensor cores.
+inline bool rounds_weights(const Target& target) { return target.kernel.ends_with("/sm80") || target.kernel.ends_with("/sm90"); }
+
+inline void expect_derivatives(const Case& c, const Target& target, const Inputs& in, const Inputs& tangents,
+                               const Results& got, const Results& want) {
+  Results more;  // keys that bring about large scores are far larger than what is left of them in dq
+  if (rounds_weights(target) && target.pass == Pass::second && c.draw != Draw::normal)
+    more = rounding_of_second(c, in, tangents);
+  for (const std::string& line : wrong_derivatives(c, got, want, rounds_weights(target), more)) ADD_FAILURE() << line;
   if (target.pass == Pass::second) return;
-  const Inputs in = draw_inputs(c);
   const Results plain = oracle(c, in, false, c.problem.dtype), exact = oracle(c, in, false);
   compare("out", got.out, exact.out, plain.out, c.problem.dtype);
   compare("lse", got.lse, exact.lse, plain.lse, Dtype::float32);
@@ -45,7 +51,7 @@ inline void check_derivatives(const Case& c, const Target& target) {
   const Results want = derivatives(c, in, tangents, target.pass);
   const Outcome outcome = attempt_derivatives(c, target, in, tangents);
   EXPECT_EQ(outcome.written_gap, "");
-  expect_derivatives(c, target, outcome.results, want);
+  expect_derivatives(c, target, in, tangents, outcome.results, want);
 }
 
 /// Options in pairs that no case has.
@@ -82,7 +88,8 @@ inline void check_each_tangent_alone(const Case& c, const Target& target) {
     }
     const Results want = derivatives(c, in, zeros, target.pass);
     const Results got = attempt_derivatives(c, target, in, given).results;
-    for (const std::string& line : wrong_derivatives(c, got, want)) ADD_FAILURE() << line;
+    for (const std::string& line : wrong_derivatives(c, got, want, rounds_weights(target)))
+      ADD_FAILURE() << line;
   }
 }
 

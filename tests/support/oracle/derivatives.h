@@ -15,7 +15,15 @@ Results derivatives(const Case& c, const Inputs& in, const Inputs& tangents, Pas
 /// What a call of that pass gave; a kernel is named by the target. Tangents without elements are not given.
 Outcome attempt_derivatives(const Case& c, const Target& target, const Inputs& in, const Inputs& tangents);
 
-/// One line for each of the first few elements that are wrong.
-std::vector<std::string> wrong_derivatives(const Case& c, const Results& got, const Results& want);
+/// One line for each of the first few elements that are wrong. A kernel for tensor cores rounds probabilities, and what is
+/// made of them, to the case's type: `rounds_weights`. Then sums over rows, whatever their type, have such errors of two
+/// factors. `more` is allowed beside it.
+std::vector<std::string> wrong_derivatives(const Case& c, const Results& got, const Results& want,
+                                           bool rounds_weights = false, const Results& more = {});
+
+/// How far dq and dk of second derivatives may be from what they should be, an element at a time, if probabilities, gradients
+/// of scores and those of their tangents are rounded to the case's type: where keys are far larger than what is left of
+/// their weighted sum. For dense cases without options of scores, with a key head for each head and one width.
+Results rounding_of_second(const Case& c, const Inputs& in, const Inputs& tangents);
 
 }  // namespace flash_attention::testing

@@ -1,0 +1,439 @@
+#pragma once
+
+// Second derivatives with mma.sync and cp.async: bfloat16, heads of up to 128 columns, sm_80 and up, the same bits in every
+// run. second/portable.cuh has the formulas; a dot after a name means its tangent.
+//
+// The first launch is the loop of tangent/sm80. It leaves delta, lse. and R of each row. The other two are one kernel: a
+// thread block owns rows, 16 a warp, and goes over columns, which have two stages. Rows are keys and columns queries for dK
+// and dV, the other way round for dQ. So S, S., dP and dP. come out of their products with the rows of what is summed, and
+// their weights are A operands as they are:
+//
+//   rows: keys                                          rows: queries
+//     for each query head of the group, each tile of        for each tile of keys:
+//     queries:
+//       wait for Q, Q., dO, lse, delta, lse., R               wait for K, K., V, V.
+//       S^T  = K Q^T, S.^T = K. Q^T + K Q.^T                  S  = Q K^T, S. = Q. K^T + Q K.^T       multiply
+//       dP^T = V dO^T, dP.^T = V. dO^T                        dP = dO V^T, dP. = dO V.^T
+//       W, dS, dS.                                            dS, dS.                                differentiate
+//       dV += W^T dO                                          dQ += dS K + dS. K.                    add
+//       dK += dS^T Q + dS.^T Q.
+//
+// Where some pairs of a tile are hidden, NaN and Inf of the columns' tiles become 0 before their weighted sums: a pair that
+// sees them has a NaN weight. What dO holds is in no weight of dV, so those of its rows are made NaN.
+
+#include "backward/dbias.cuh"
+#include "backward/delta.cuh"
+#include "tangent/sm80/kernel.cuh"
+
+namespace flash_attention {
+
+template <BackwardConfig config, bool of_keys>
+struct SecondSm80 {
+  static constexpr Features features = config.features;
+  static constexpr Type type = features.dtype;
+  static constexpr int head_dim = config.head_dim, head_dim_v = config.head_dim_v;
+  static constexpr int block_q = config.block_q, block_kv = config.block_kv, threads = 32 * config.num_warps;
+  static constexpr int rows = of_keys ? block_kv : block_q, columns = of_keys ? block_q : block_kv;
+  static constexpr int dim = tile::round_up(head_dim, 16), dim_v = tile::round_up(head_dim_v, 16);
+  static constexpr int steps = dim / 16, steps_v = dim_v / 16;
+  static constexpr bool hides = tile::Score<features>::hides;
+  using Element = ptx::Element<type>;
+  using Rows = tile::Rows<const Element>;
+  using Tile = float[1][columns / 8][4];
+  using Operand = unsigned[columns / 16][4];
+  static_assert(rows == 16 * config.num_warps && columns % 16 == 0 && columns <= 32 && config.num_warps >= 3);
+
+  template <int count>
+  struct Queries {
+    tile::SwizzledTile<count, dim> X, X_tangent;  // Q and Q.
+    tile::SwizzledTile<count, dim_v> Y;           // dO
+    float lse[count], delta[count], lse_tangent[count], rest[count];
+  };
+  template <int count>
+  struct Keys {
+    tile::SwizzledTile<count, dim> X, X_tangent;    // K and K.
+    tile::SwizzledTile<count, dim_v> Y, Y_tangent;  // V and V.
+  };
+  template <bool keys, int count>
+  struct Side {
+    using Of = Queries<count>;
+  };
+  template <int count>
+  struct Side<true, count> {
+    using Of = Keys<count>;
+  };
+  using RowSide = typename Side<of_keys, rows>::Of;
+  using ColumnSide = typename Side<!of_keys, columns>::Of;
+  struct SharedStorage {
+    RowSide row;
+    ColumnSide stages[2];
+    int unsound[columns];  // of queries in columns: some of dO is not finite
+  };
+
+  /// A query head and the tile of columns that its loop works on.
+  struct Step {
+    int head_idx;
+    int tile_idx;
+  };
+
+  const AttentionArgs& args;
+  SharedStorage& storage;
+  const tile::Sequence sequence;
+  const int first_head, end_head, row_begin;
+  const int thread = threadIdx.x, lane = threadIdx.x % 32;
+  const int warp_row = static_cast<int>(threadIdx.x) / 32 * 16;
+  const tile::LanePlace place{lane};
+  const bool has_Q, has_K, has_V;
+  float dX[1][dim / 8][4]{};  // dK or dQ
+  float dV[1][of_keys ? dim_v / 8 : 2][4]{};
+
+  __device__ __forceinline__ SecondSm80(const AttentionArgs& arguments, SharedStorage& shared, const tile::Sequence& s,
+                                        int begin_head, int heads, int begin)
+      : args(arguments),
+        storage(shared),
+        sequence(s),
+        first_head(begin_head),
+        end_head(begin_head + heads),
+        row_begin(begin),
+        has_Q(arguments.Q_tangent != nullptr),
+        has_K(arguments.K_tangent != nullptr),
+        has_V(arguments.V_tangent != nullptr) {}
+
+  __device__ __forceinline__ bool has_row_tangent() const { return of_keys ? has_K : has_Q; }
+  __device__ __forceinline__ bool has_column_tangent() const { return of_keys ? has_Q : has_K; }
+  __device__ __forceinline__ tile::Score<features> score_of(const Step& step) const {
+    return tile::Score<features>(args, sequence, step.head_idx);
+  }
+  __device__ __forceinline__ int q_begin(const Step& step) const { return of_keys ? step.tile_idx * block_q : row_begin; }
+  __device__ __forceinline__ int kv_begin(const Step& step) const { return of_keys ? row_begin : step.tile_idx * block_kv; }
+
+  /// The tiles of columns that the rows see or are seen by: the same of all heads, but for what masks hide.
+  __device__ __forceinline__ tile::TileRange tiles() const {
+    const tile::Score<features> score(args, sequence, first_head);
+    if constexpr (of_keys) return score.template query_tiles<block_q, block_kv>(row_begin);
+    return score.template key_tiles<block_q, block_kv>(row_begin);
+  }
+  /// The first step from this one on that the masks show something of; its head is end_head if there is none.
+  __device__ __forceinline__ Step seek(Step step, const tile::TileRange& range) const {
+    if (range.begin >= range.end) return {end_head, 0};
+    while (step.head_idx < end_head) {
+      if (step.tile_idx >= range.end) {
+        step = {step.head_idx + 1, range.begin};
+      } else if (score_of(step).template masks_hide<block_q, block_kv>(q_begin(step), kv_begin(step))) {
+        ++step.tile_idx;
+      } else {
+        break;
+      }
+    }
+    return step;
+  }
+
+  // Loads -------------------------------------------------------------------------------------------------------------
+
+  __device__ __forceinline__ Rows queries(const TensorView& view, int head_idx, int begin) const {
+    Rows result = tile::query_rows<const Element, features>(view, sequence, head_idx);
+    result.count = sequence.len_q;
+    return result.from(begin);
+  }
+  __device__ __forceinline__ Rows keys(const TensorView& view, int head_idx, int begin) const {
+    Rows result = tile::key_rows<const Element, features>(view, sequence, head_idx / args.group);
+    result.count = sequence.visible_kv;
+    return result.from(begin);
+  }
+  template <int width, class To>
+  __device__ __forceinline__ void copy(To& to, const Rows& from) const {
+    tile::copy_tile_async<threads, width, To>(ptx::shared_address(&to), from, thread);
+  }
+  template <int count>
+  __device__ __forceinline__ void load(Queries<count>& to, int head_idx, int begin) const {
+    copy<head_dim>(to.X, queries(args.Q, head_idx, begin));
+    if (has_Q) copy<head_dim>(to.X_tangent, queries(tile::tangent_view(args.Q, args.Q_tangent), head_idx, begin));
+    copy<head_dim_v>(to.Y, queries(args.dO, head_idx, begin));
+    const long long statistics = tile::statistics_offset<features>(args, sequence, head_idx) + begin;
+    const auto copy_floats = [&](float(&floats)[count], const float* from) {
+      for (int r = thread; r < count; r += threads)
+        ptx::copy_async_small<4>(ptx::shared_address(&floats[r]), from + statistics + r,
+                                 begin + r < sequence.len_q ? 4 : 0);
+    };
+    copy_floats(to.lse, args.lse);
+    copy_floats(to.delta, tile::workspace<const float>(args, BackwardRegion::delta));
+    copy_floats(to.lse_tangent, tile::workspace<const float>(args, SecondRegion::lse_tangent));
+    copy_floats(to.rest, tile::workspace<const float>(args, SecondRegion::rest));
+  }
+  template <int count>
+  __device__ __forceinline__ void load(Keys<count>& to, int head_idx, int begin) const {
+    copy<head_dim>(to.X, keys(args.K, head_idx, begin));
+    if (has_K) copy<head_dim>(to.X_tangent, keys(tile::tangent_view(args.K, args.K_tangent), head_idx, begin));
+    copy<head_dim_v>(to.Y, keys(args.V, head_idx, begin));
+    if (has_V) copy<head_dim_v>(to.Y_tangent, keys(tile::tangent_view(args.V, args.V_tangent), head_idx, begin));
+  }
+  __device__ __forceinline__ void load_columns(ColumnSide& to, const Step& step) const {
+    load(to, step.head_idx, step.tile_idx * columns);
+    ptx::copy_async_commit();
+  }
+
+  // Products ----------------------------------------------------------------------------------------------------------
+
+  /// C += A B^T, and C_other += A_other B^T if there is such rows: a fragment of B serves both.
+  template <bool both, class A, class B>
+  __device__ __forceinline__ void add_dots(Tile& C, Tile& C_other, const A& of_rows, const A& of_others,
+                                           const B& of_columns) const {
+    constexpr int product_steps = A::columns / 16;
+    const int hidden_lane = ptx::hide_from_compiler(lane);
+    const unsigned A_address = tile::a_address<A>(ptx::shared_address(&of_rows), warp_row, hidden_lane);
+    const unsigned other_address = tile::a_address<A>(ptx::shared_address(&of_others), warp_row, hidden_lane);
+    const unsigned B_address = tile::b_transposed_address<B>(ptx::shared_address(&of_columns), 0, hidden_lane);
+#pragma unroll
+    for (int step = 0; step < product_steps; ++step) {
+      unsigned first[4], second[4];
+      ptx::ldmatrix_x4(first, A::step(A_address, 2 * step));
+      if constexpr (both) ptx::ldmatrix_x4(second, A::step(other_address, 2 * step));
+#pragma unroll
+      for (int n = 0; n < columns / 16; ++n) {
+        unsigned fragment[4];
+        ptx::ldmatrix_x4(fragment, B::step(B_address, 2 * step) + n * 16 * 128);
+        tile::mma_pair<type>(C[0][2 * n], C[0][2 * n + 1], first, fragment);
+        if constexpr (both) tile::mma_pair<type>(C_other[0][2 * n], C_other[0][2 * n + 1], second, fragment);
+      }
+    }
+  }
+  template <class A, class B>
+  __device__ __forceinline__ void add_pair(Tile& C, Tile& C_other, const A& of_rows, const A& of_others, const B& of_columns,
+                                           bool both) const {
+    if (both) {
+      add_dots<true>(C, C_other, of_rows, of_others, of_columns);
+    } else {
+      add_dots<false>(C, C_other, of_rows, of_others, of_columns);
+    }
+  }
+
+  __device__ __forceinline__ void multiply(Tile& S, Tile& S_tangent, Tile& dP, Tile& dP_tangent,
+                                           const ColumnSide& column) const {
+    const RowSide& row = storage.row;
+    add_pair(S, S_tangent, row.X, row.X_tangent, column.X, has_row_tangent());
+    if (has_column_tangent()) add_dots<false>(S_tangent, S, row.X, row.X, column.X_tangent);
+    if constexpr (of_keys) {
+      add_pair(dP, dP_tangent, row.Y, row.Y_tangent, column.Y, has_V);
+    } else {
+      add_dots<false>(dP, dP_tangent, row.Y, row.Y, column.Y);
+      if (has_V) add_dots<false>(dP_tangent, dP, row.Y, row.Y, column.Y_tangent);
+    }
+  }
+
+  /// C += weights B.
+  template <class B, int blocks>
+  __device__ __forceinline__ void add(float (&C)[1][blocks][4], const Operand& weights, const B& of_columns) const {
+    const unsigned address =
+        tile::b_address<B>(ptx::shared_address(&of_columns), 0, ptx::hide_from_compiler(lane));
+    tile::multiply<type, columns / 16>(
+        C, [&](unsigned(&A)[4], int, int step) {
+#pragma unroll
+          for (int e = 0; e < 4; ++e) A[e] = weights[step][e];
+        },
+        [&](unsigned(&fragment)[4], int n, int step) {
+          ptx::ldmatrix_x4_trans(fragment, B::step(address, 2 * n) + step * 16 * 128);
+        });
+  }
+
+  // Scores ------------------------------------------------------------------------------------------------------------
+
+  /// NaN and Inf of a tile become 0; a lane takes a row. Whether there were some.
+  template <class B>
+  __device__ __forceinline__ static bool clear_nonfinite(B& of_columns, int row) {
+    bool some = false;
+#pragma unroll 1
+    for (int chunk = 0; chunk < B::columns / 8; ++chunk) {
+      const unsigned address = ptx::shared_address(&of_columns) + B::offset(row, chunk);
+      auto words = ptx::load_shared<ptx::Vector<unsigned, 4>>(address);
+      bool found = false;
+#pragma unroll
+      for (int w = 0; w < 4; ++w) {
+        if ((words[w] & 0x7f80u) == 0x7f80u) words[w] &= 0xffff0000u, found = true;
+        if ((words[w] & 0x7f800000u) == 0x7f800000u) words[w] &= 0xffffu, found = true;
+      }
+      if (found) ptx::store_shared(address, words);
+      some = some || found;
+    }
+    return some;
+  }
+  /// Of all that is summed with weights; a warp takes a tensor.
+  __device__ __forceinline__ void clear_nonfinite(ColumnSide& column) {
+    const int warp = thread / 32;
+    if (lane < columns) {
+      if (warp == 0) clear_nonfinite(column.X, lane);
+      if (warp == 1 && has_column_tangent()) clear_nonfinite(column.X_tangent, lane);
+      if constexpr (of_keys) {
+        if (warp == 2) storage.unsound[lane] = clear_nonfinite(column.Y, lane);
+      }
+    }
+  }
+
+  /// From products to weights: S becomes W, dP dS, and dP. dS.
+  template <bool some_hidden>
+  __device__ __forceinline__ void differentiate(Tile& S, Tile& S_tangent, Tile& dP, Tile& dP_tangent,
+                                                const ColumnSide& column, const Step& at) const {
+    const tile::Score<features> score = score_of(at);
+    const tile::Tangents<features> tangents(args, sequence, at.head_idx);
+#pragma unroll
+    for (int n = 0; n < columns / 8; ++n) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const int row = warp_row + place.row + 8 * (e / 2), of_columns = 8 * n + place.column + e % 2;
+        const int query = of_keys ? of_columns : row, key = of_keys ? row : of_columns;
+        const int i = q_begin(at) + query, j = kv_begin(at) + key;
+        const auto& statistics = [&]() -> const auto& {
+          if constexpr (of_keys) return column;
+          if constexpr (!of_keys) return storage.row;
+        }();
+        const float lse = statistics.lse[query], delta = statistics.delta[query],
+                    lse_tangent = statistics.lse_tangent[query], rest = statistics.rest[query];
+        float &W = S[0][n][e], &dS = dP[0][n][e], &dS_tangent = dP_tangent[0][n][e];
+        if (some_hidden && !score.visible(i, j)) {
+          W = dS = dS_tangent = 0;
+          continue;
+        }
+        const tile::ScoreTangent s = tangents.of(score, S[0][n][e], S_tangent[0][n][e], i, j);
+        // Where lse is -inf, every visible score was: the row has no probabilities.
+        const float p = lse < tile::lowest_lse ? 0 : tile::exp(s.score - lse);
+        const float above = dP[0][n][e] - delta;
+        const float of_score = p * (s.tangent * above + dP_tangent[0][n][e] - lse_tangent * dP[0][n][e] - rest);
+        W = p * (s.tangent - lse_tangent);
+        dS_tangent = p * above;
+        dS = of_score;
+        if constexpr (features.softcap) {
+          dS = of_score * s.of_cap + dS_tangent * s.curvature * s.raw;
+          dS_tangent *= s.of_cap;
+        }
+        if constexpr (some_hidden && hides && of_keys) {
+          if (storage.unsound[query] != 0) W = tile::nan;
+        }
+      }
+    }
+  }
+
+  __device__ __forceinline__ static void pack(Operand& to, const Tile& from) {
+#pragma unroll
+    for (int step = 0; step < columns / 16; ++step) tile::pack_a<type>(to[step], from[0][2 * step], from[0][2 * step + 1]);
+  }
+
+  // The loop ----------------------------------------------------------------------------------------------------------
+
+  __device__ __forceinline__ void visit(const Step& at, ColumnSide& column) {
+    Tile S{}, S_tangent{}, dP{}, dP_tangent{};
+    multiply(S, S_tangent, dP, dP_tangent, column);
+    const tile::Score<features> score = score_of(at);
+    const bool some_hidden = q_begin(at) + block_q > score.len_q ||
+                             !score.template all_visible<block_q, block_kv>(q_begin(at), kv_begin(at));
+    if (some_hidden) {
+      ptx::path<"second/sm80 edge tile">();
+      if constexpr (hides) {
+        __syncthreads();  // every warp has multiplied: what is not finite may go
+        clear_nonfinite(column);
+        __syncthreads();  // it has gone
+      }
+      differentiate<true>(S, S_tangent, dP, dP_tangent, column, at);
+    } else {
+      ptx::path<"second/sm80 inner tile">();
+      differentiate<false>(S, S_tangent, dP, dP_tangent, column, at);
+    }
+    Operand weights;
+    if constexpr (of_keys) {
+      pack(weights, S);
+      add(dV, weights, column.Y);
+    }
+    pack(weights, dP);
+    add(dX, weights, column.X);
+    if (!has_column_tangent()) return;
+    pack(weights, dP_tangent);
+    add(dX, weights, column.X_tangent);
+  }
+
+  __device__ __forceinline__ void attend() {
+    const tile::TileRange range = tiles();
+    Step at = seek({first_head, range.begin}, range);
+    if (at.head_idx == end_head) return;
+    load(storage.row, first_head, row_begin);
+    load_columns(storage.stages[0], at);
+    int stage_idx = 0;
+#pragma unroll 1
+    while (at.head_idx < end_head) {
+      const Step next = seek({at.head_idx, at.tile_idx + 1}, range);
+      ColumnSide& column = storage.stages[stage_idx];
+      stage_idx ^= 1;
+      ptx::copy_async_wait<0>();
+      __syncthreads();  // this stage has landed, and every warp is done with the other one
+      if (next.head_idx < end_head) load_columns(storage.stages[stage_idx], next);
+      visit(at, column);
+      at = next;
+    }
+  }
+
+  /// Through the warp's own rows of a tile. Rows that see nothing, and are not seen, are 0, whatever is in their sums.
+  template <int width, class To, int blocks>
+  __device__ __forceinline__ void store(To& through, const float (&sums)[1][blocks][4], float factor,
+                                        const tile::Rows<Element>& to) const {
+    const unsigned address = ptx::shared_address(&through);
+    const int used = (of_keys ? sequence.visible_kv : sequence.len_q) - row_begin;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = warp_row + place.row + 8 * half;
+#pragma unroll
+      for (int n = 0; n < blocks; ++n) {
+        const float first = row < used ? sums[0][n][2 * half] * factor : 0;
+        const float second = row < used ? sums[0][n][2 * half + 1] * factor : 0;
+        ptx::store_shared(address + To::offset(row, n) + 2 * place.column, ptx::pack<type>(first, second));
+      }
+    }
+    __syncwarp();  // all have written the warp's rows
+    tile::store_tile<32, width, 16, To>(address, warp_row, to.from(row_begin), lane);
+  }
+  __device__ __forceinline__ void finish() {
+    __syncwarp();  // all lanes have read the rows, over which the sums are written
+    if constexpr (of_keys) {
+      const int kv_head_idx = first_head / args.group;
+      store<head_dim>(storage.row.X, dX, args.scale, tile::key_rows<Element, features>(args.dK, sequence, kv_head_idx));
+      store<head_dim_v>(storage.row.Y, dV, 1, tile::key_rows<Element, features>(args.dV, sequence, kv_head_idx));
+    } else {
+      store<head_dim>(storage.row.X, dX, args.scale, tile::query_rows<Element, features>(args.dQ, sequence, first_head));
+    }
+  }
+};
+
+/// What the other launches need of each row, and O. and lse., where they are asked for. What is in no sequence is cleared.
+template <ForwardConfig config>
+__device__ __forceinline__ void second_sm80_rows(const AttentionArgs& args) {
+  using Kernel = TangentSm80<config>;
+  auto& storage = ptx::shared_storage<typename Kernel::SharedStorage>();
+  tile::clear_tangent_tail<config>(args, threadIdx.x, Kernel::threads);
+  tile::clear_gradient_tails<config>(args, threadIdx.x, Kernel::threads);
+  if (args.seq_q == 0) return;
+  tangent_sm80_block<config, true>(args, storage);
+}
+
+template <BackwardConfig config>
+__device__ __forceinline__ void second_sm80_dkv(const AttentionArgs& args) {
+  using Kernel = SecondSm80<config, true>;
+  auto& storage = ptx::shared_storage<typename Kernel::SharedStorage>();
+  const auto block = tile::key_block(blockIdx.x, tile::ceil_div(args.seq_kv, config.block_kv), args.heads_kv);
+  const tile::Sequence sequence = tile::make_sequence<config.features>(args, block.batch_idx);
+  const int kv_begin = block.tile_idx * config.block_kv;
+  if (kv_begin >= sequence.rows_kv) return;
+  Kernel kernel(args, storage, sequence, block.head_idx * args.group, args.group, kv_begin);
+  kernel.attend();
+  kernel.finish();
+}
+
+template <BackwardConfig config>
+__device__ __forceinline__ void second_sm80_dq(const AttentionArgs& args) {
+  using Kernel = SecondSm80<config, false>;
+  auto& storage = ptx::shared_storage<typename Kernel::SharedStorage>();
+  const auto block = tile::query_block(blockIdx.x, tile::ceil_div(args.seq_q, config.block_q), args.heads_q);
+  const tile::Sequence sequence = tile::make_sequence<config.features>(args, block.batch_idx);
+  const int q_begin = block.tile_idx * config.block_q;
+  if (q_begin >= sequence.rows_q) return;
+  Kernel kernel(args, storage, sequence, block.head_idx, 1, q_begin);
+  kernel.attend();
+  kernel.finish();
+}
+
+}  // namespace flash_attention
