@@ -44,7 +44,7 @@ constexpr std::array<const char*, num_append_slots> append_names = {
     "k_scale",        "v_scale",      "q_norm",    "k_norm",    "angle_positions"};
 using AppendSlots = std::array<Tensor, num_append_slots>;
 
-/// The numbers of a call, as Python hands them over.
+/// The numbers of a call, as Python passes them.
 struct AppendScalars {
   explicit AppendScalars(const nb::tuple& given)
       : interleaved(nb::cast<bool>(given[0])),
@@ -67,7 +67,7 @@ struct AppendScalars {
 
 class AppendCall {
  public:
-  /// in_rows: k_cache is where k goes, row by row, and there is no v.
+  /// in_rows: k is written to k_cache row by row, and there is no v.
   AppendCall(const AppendSlots& tensors, const AppendScalars& scalars, bool in_rows) : t_(tensors) {
     const Tensor& cache = t_[k_cache];
     problem.in_rows = in_rows;
@@ -126,7 +126,7 @@ class AppendCall {
     buffers.v_cache = values.data;
   }
 
-  /// How many sequences there are: what says where each begins, or the table, or the rows, or the cache.
+  /// The number of sequences: from the starts of sequences, else the table, else the rows, else the cache.
   void read_batch() {
     const Tensor& table = t_[page_table];
     if (table.present()) {
@@ -292,7 +292,7 @@ class AppendCall {
     buffers.angle_positions = static_cast<const std::int32_t*>(given.data);
   }
 
-  /// One for all, [batch, heads] or [batch or pages, rows, heads].
+  /// Scales: one for all, [batch, heads] or [batch or pages, rows, heads].
   Strides read_scale(const Tensor& scale, float*& data) {
     if (!scale.present()) return {};
     need_float32(scale);

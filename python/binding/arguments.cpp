@@ -38,7 +38,7 @@ constexpr int order_of_cache[] = {
     arg_cache_dtype, arg_latent,        arg_attention_chunk, arg_out,          arg_key_indices,  arg_key_blocks,
     arg_key_counts,  arg_key_block_size, arg_bit_mask,       arg_sequence_windows};
 
-/// Which argument each of a call's keywords is; -1 for one that is none.
+/// The number of the argument of each of a call's keywords; -1 for an unknown keyword.
 std::vector<int> places_of(PyObject* names) {
   static PyObject* interned[num_arguments];
   if (interned[0] == nullptr) {
@@ -56,7 +56,7 @@ std::vector<int> places_of(PyObject* names) {
   return places;
 }
 
-/// The same, remembered: the keywords of a call in a program are one tuple for its life.
+/// The same, remembered: a call in a Python program passes the same tuple of keywords every time.
 const std::vector<int>& known_places(PyObject* names) {
   struct Known {
     PyObject* names = nullptr;

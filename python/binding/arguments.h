@@ -10,7 +10,7 @@
 namespace flash_attention::python {
 
 // clang-format off
-/// Besides the tensors of Slot and FLASH_ATTENTION_NAMED_OPTIONS.
+/// The arguments other than the tensors of Slot and FLASH_ATTENTION_NAMED_OPTIONS.
 #define FLASH_ATTENTION_CALL_ARGUMENTS(X)                                                                     \
   X(causal) X(window) X(softcap) X(scale) X(dropout_p) X(deterministic) X(layout) X(alignment)                \
   X(return_lse) X(out) X(caller) /* flash_attention.routes.Caller */                                          \
@@ -29,8 +29,8 @@ enum Argument {
 #undef FLASH_ATTENTION_ARGUMENT
 };
 
-/// (q, k, v, *first, rest, *, name=value, ...). `first` and the tuple `rest` are the first arguments in a fixed order, that
-/// of attention() or, for a cache, that of attention_over_cache(); both may be left out.
+/// (q, k, v, *first, rest, *, name=value, ...). `first` and the tuple `rest` are the first arguments, in the order of
+/// attention() or, for a cache, of attention_over_cache(); both may be left out.
 class Given {
  public:
   /// As a C function of METH_FASTCALL | METH_KEYWORDS gets them.
@@ -38,11 +38,11 @@ class Given {
 
   bool known() const { return known_; }  ///< q, k, v, and no name but those above
   bool over_cache() const { return of_caller(0) == Py_True; }
-  PyObject* names_of_caller() const { return of_caller(1); }  ///< {argument: what the caller calls it}, None or null
+  PyObject* names_of_caller() const { return of_caller(1); }  ///< {argument: the caller's name of it}, None or null
   PyObject* operator[](int argument) const { return values_[argument]; }
   PyObject* const* qkv() const { return values_; }
 
-  /// Left out, None, False or 0.
+  /// Whether an argument is left out, None, False or 0.
   bool is_off(int argument) const;
 
  private:

@@ -1,6 +1,6 @@
-// attention(): a call of eager torch code, one C function from Python to the launch. If a gradient is wanted, torch's
-// autograd function is between two of them. A call that is not in the kernels' form, or that torch must see (a mode, a
-// transform, a profiler), goes on in Python, to flash_attention.routes.general().
+// attention(): a call of eager torch code, one C function from Python to the launch. If a gradient is wanted, it calls
+// torch's autograd function, which calls a second C function. A call that is not in the kernels' form, or that torch must
+// see (a mode, a transform, a profiler), continues in Python, in flash_attention.routes.general().
 #include <algorithm>
 
 #include "arguments.h"
@@ -14,8 +14,8 @@ namespace {
 PyObject* general = nullptr;  // flash_attention.routes.general
 PyObject* renamed = nullptr;  // flash_attention.arguments.names.renamed
 
-/// Options with the form that Python's side of the backward pass takes. The last ones are kept: a model's layers use the
-/// same again.
+/// Options, also in the form that the backward pass in Python expects. The last ones are kept, because a model's layers
+/// use the same options again.
 struct Remembered {
   CallOptions options;
   nb::object named;
@@ -40,7 +40,7 @@ CallOptions options_of(nb::handle named) {
   return last.named.is_valid() && named.is(last.named) ? last.options : python::options_of(nb::borrow<nb::tuple>(named));
 }
 
-/// What attention() has read when it calls torch, which calls differentiable_forward().
+/// The arguments that attention() has read when it calls torch, which calls differentiable_forward().
 struct Pending {
   PyObject* const* qkv;
   Slots& slots;
@@ -57,7 +57,7 @@ nb::object differentiate(const Pending& call) {
   return result_of(torch.differentiate, {call.qkv[0], call.qkv[1], call.qkv[2], options.ptr()});
 }
 
-/// What no call here has.
+/// Arguments that no call here has.
 constexpr int off_always[] = {
     alibi_slopes,  sink,         cu_seqlens_q,  cu_seqlens_kv, seqused_q,         key_lengths,   hidden_rows,
     block_mask,    left_padding, k_scale,       v_scale,       q_scale,           arg_kernel,    arg_tile,
@@ -70,7 +70,7 @@ constexpr int off_always[] = {
   return given.is_off(argument) || (PyFloat_CheckExact(value) && PyFloat_AsDouble(value) == 0);
 }
 
-/// Named options are off, too, but for words and flags with a default of their own, which read_options() reads.
+/// Named options are off, too, except words and flags that have another default, which read_options() reads.
 bool are_named_off(const Given& given) {
 #define FLASH_ATTENTION_OFF_integer(name) given.is_off(arg_##name)
 #define FLASH_ATTENTION_OFF_number(name) is_zero(given, arg_##name)
@@ -91,7 +91,7 @@ bool all_off(const Given& given, std::initializer_list<int> arguments) {
   return std::ranges::all_of(arguments, [&](int argument) { return given.is_off(argument); });
 }
 
-/// Whether the call is in the kernels' form and has nothing but what is read here.
+/// Whether the call is in the kernels' form and has only arguments that are read here.
 bool read(const Given& given, CallOptions& options, Slots& slots) {
   if (!given.known() || !read_options(given, options) || !are_named_off(given)) return false;
   if (!std::ranges::all_of(off_always, [&](int argument) { return given.is_off(argument); })) return false;
@@ -126,7 +126,7 @@ nb::object attention(PyObject* const* args, Py_ssize_t count, PyObject* names, c
   return with_lse ? nb::object(nb::make_tuple(results.out, results.lse)) : results.out;
 }
 
-/// The Python error that there is, in the words of the caller: `names` is {argument: what the caller calls it}.
+/// The pending Python error, with the caller's names of arguments: `names` is {argument: the caller's name}.
 void rename_error(PyObject* names) {
   PyObject *type = nullptr, *value = nullptr, *trace = nullptr;
   PyErr_Fetch(&type, &value, &trace);
@@ -144,7 +144,7 @@ PyObject* attention_or_error(PyObject*, PyObject* const* args, Py_ssize_t count,
   const Given given(args, count, names);
   try {
     return attention(args, count, names, given).release().ptr();
-  } catch (const Error&) {  // Python's part names its errors itself
+  } catch (const Error&) {  // errors of the Python part are renamed there
     set_python_error(std::current_exception());
     PyObject* const others = given.names_of_caller();
     if (others != nullptr && others != Py_None) rename_error(others);

@@ -46,7 +46,7 @@ inline void need_unit_last_stride(const Tensor& tensor) {
   }
 }
 
-/// The elements of a cache. Bytes, signed or not, are codes of what the caller says.
+/// The element type of a cache. Bytes, signed or not, are codes of the type that the caller names.
 inline Dtype cache_dtype_of(const Tensor& cache, const std::string& codes) {
   using Code = nb::dlpack::dtype_code;
   if (const std::optional<Dtype> wide = known_dtype(cache)) return *wide;

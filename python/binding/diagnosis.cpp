@@ -79,7 +79,7 @@ nb::list cache_list() {
   return list;
 }
 
-/// Hands a message of the library to the Python callable in `context`, from whatever thread it comes.
+/// Passes a message of the library to the Python callable in `context`, from any thread.
 void log_to_python(std::string_view message, void* context) {
   nb::gil_scoped_acquire held;
   try {

@@ -1,6 +1,6 @@
-// Both passes of a call with a program: torch tensors, nothing that traces, q, k, v and what the program captures.
-// As attention.cpp, but torch's autograd function is Python's (flash_attention/flex/passes.py), which comes here for both
-// passes.
+// Both passes of a call with a program: torch tensors, no tracing, only q, k, v and the tensors that the program captures.
+// As attention.cpp, but torch's autograd function is in Python (flash_attention/flex/passes.py), and calls both passes
+// here.
 #include "call/kept_masks.h"
 #include "eager.h"
 #include "plain_call.h"
@@ -10,7 +10,7 @@
 namespace flash_attention::python {
 namespace {
 
-/// q, k and v, and the stream of the call; false where it is not plain.
+/// q, k and v, and the stream of the call; false if the call is not plain.
 bool read_with_stream(PyObject* const* qkv, Slots& slots) {
   const bool plain = read_tensors(qkv, slots) && slots[Slot::k].sizes[0] == slots[Slot::q].sizes[0];
   if (!plain || is_intercepted(slots[Slot::q].device)) return false;
@@ -19,8 +19,8 @@ bool read_with_stream(PyObject* const* qkv, Slots& slots) {
 }
 
 /// program_forward(q, k, v, options, program, with_lse, backward, kept, general) -> (out, lse or None, (seed, offset));
-/// what general() gives if the call is not plain. `program` is as ProgramArguments takes it; `backward` is None or, if a
-/// backward pass follows, of which captured tensors it gives gradients, as bits; `kept` is None or KeptMasks.
+/// the result of general() if the call is not plain. `program` has the form of ProgramArguments. `backward` is None or, if
+/// a backward pass follows, has a bit for each captured tensor that needs a gradient. `kept` is None or KeptMasks.
 nb::object program_forward(PyObject* const* args, Py_ssize_t count) {
   if (count != 9) throw nb::type_error("program_forward: expected 9 arguments");
   Slots slots;
@@ -41,8 +41,8 @@ nb::object program_forward(PyObject* const* args, Py_ssize_t count) {
   return nb::make_tuple(results[0].to_python(), results[1].to_python(), nb::make_tuple(0, 0));
 }
 
-/// program_backward(q, k, v, out, lse, dout, dlse, options, program, kept, general) -> (dq, dk, dv); what general() gives
-/// if the call is not plain. `program` has the tensors for gradients of what is captured; dlse may be None.
+/// program_backward(q, k, v, out, lse, dout, dlse, options, program, kept, general) -> (dq, dk, dv); the result of
+/// general() if the call is not plain. `program` has the tensors for gradients of captured tensors; dlse may be None.
 nb::object program_backward(PyObject* const* args, Py_ssize_t count) {
   if (count != 11) throw nb::type_error("program_backward: expected 11 arguments");
   Slots slots;

@@ -21,7 +21,7 @@ PyObject* python_type(ErrorCode code) {
 
 void raise(PyObject* type, const Error& error) {
   const nb::object raised = nb::handle(type)(nb::str(error.what()));
-  if (!error.argument().empty()) {  // what flash_attention/arguments/names.py reads
+  if (!error.argument().empty()) {  // flash_attention/arguments/names.py reads these
     const std::string_view argument = error.argument(), sentence = error.sentence();
     raised.attr("argument") = nb::str(argument.data(), argument.size());
     raised.attr("sentence") = nb::str(sentence.data(), sentence.size());

@@ -23,11 +23,11 @@ struct WrongType : Error {
   throw WrongType(argument, sentence);
 }
 
-/// The library's errors as Python's, with the attributes `argument` and `sentence` if an argument is refused; throws on
-/// what is not one of the library's.
+/// Turns the library's errors into Python's, with the attributes `argument` and `sentence` if an argument is refused.
+/// Rethrows other exceptions.
 void translate_error(const std::exception_ptr& pointer, void*);
 
-/// Any exception as Python's, for functions that nanobind does not wrap.
+/// Turns any exception into Python's, for functions that nanobind does not wrap.
 void set_python_error(const std::exception_ptr& pointer);
 
 }  // namespace flash_attention::python

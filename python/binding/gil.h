@@ -6,9 +6,9 @@
 
 namespace flash_attention::python {
 
-/// Other threads may run Python while it lives. Where the interpreter has ended meanwhile (the call is a daemon thread's),
-/// CPython unwinds the stack of a thread that comes back: here, in a destructor, that would abort the process. Such a
-/// thread sleeps until the process is gone, as CPython has it from 3.14 on.
+/// Other threads may run Python while it lives. If the interpreter ends meanwhile (the call is in a daemon thread), CPython
+/// unwinds the stack of a thread that acquires the GIL again; in this destructor, that would abort the process. So such a
+/// thread sleeps until the process ends, as in CPython from 3.14 on.
 class GilRelease {
  public:
   GilRelease() : state_(PyEval_SaveThread()) {}

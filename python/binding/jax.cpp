@@ -53,7 +53,7 @@ Tensor tensor_of(const ffi::AnyBuffer& buffer, const char* name, Device device, 
   return tensor;
 }
 
-/// Hands out the operands and results of a custom call in order.
+/// Returns the operands and results of a custom call one after the other.
 struct Operands {
   ffi::RemainingArgs args;
   ffi::RemainingRets rets;
@@ -78,7 +78,7 @@ void read_attribute(const ffi::Dictionary& attributes, const char* name, T& out)
 
 template <typename T>
 void read_attribute(const ffi::Dictionary& attributes, const char* name, std::optional<T>& out) {
-  out = attribute<T>(attributes, name);  // JAX's side fills the default in
+  out = attribute<T>(attributes, name);  // JAX's side fills in the default
 }
 
 void read_attribute(const ffi::Dictionary& attributes, const char* name, std::string& out) {

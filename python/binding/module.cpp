@@ -1,4 +1,4 @@
-// flash_attention._core: Python's tensors in, the library's calls out. Everything that decides is on either side.
+// flash_attention._core: turns Python's tensors into the library's calls. It decides nothing.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
@@ -40,12 +40,12 @@ Slots slots_of(const nb::tuple& tensors) {
   return slots;
 }
 
-/// Where the masks of a call are kept, and what it is made of: KeptMasks::use.
+/// The object that keeps the masks of a call, and the tensors of the call: for KeptMasks::use.
 struct Masks {
   nb::handle kept, tensors, captured;
 };
 
-/// Runs the call on `stream` where q's library does not say which; `allocate(bytes)` gives a workspace if one is needed.
+/// Runs the call, on `stream` if q's library does not name a stream; `allocate(bytes)` gives a workspace if one is needed.
 void run(Call& call, bool backward, std::uintptr_t stream, nb::handle allocate, const Masks& masks) {
   call.choose(backward);
   if (call.options.stream == nullptr) {
@@ -86,7 +86,7 @@ void run_forward(nb::tuple tensors, nb::tuple options, nb::handle out, nb::handl
   const Slots slots = slots_of(tensors);
   Call call(slots, options_of(options), codes, latent);
   const ProgramArguments captured(program, call);
-  if (!backward.is_none()) {  // it follows, with gradients of these captured tensors
+  if (!backward.is_none()) {  // a backward pass follows, with gradients of these captured tensors
     call.options.backward_follows = true;
     call.problem.program_gradients = nb::cast<std::uint32_t>(backward);
   }
@@ -133,7 +133,7 @@ void run_backward(nb::tuple tensors, nb::tuple options, nb::tuple results, nb::t
   run(call, true, stream, allocate, {kept, tensors, captured_of(program)});
 }
 
-/// (q, k, v, bias, sink, out, lse), of which each but the last two is read.
+/// (q, k, v, bias, sink, out, lse); all but the last two are read.
 Tangents tangents_of(const nb::tuple& given) {
   return {.q = optional_tensor(given[0], "q_tangent"),
           .k = optional_tensor(given[1], "k_tangent"),
@@ -154,7 +154,7 @@ void run_tangent(nb::tuple tensors, nb::tuple options, nb::handle out, nb::handl
   run(call, false, stream, allocate, {nb::none(), tensors, nb::none()});
 }
 
-/// `gradients` as in run_backward, of which the last five are written.
+/// `gradients` as in run_backward; the last five are written.
 void run_second(nb::tuple tensors, nb::tuple options, nb::tuple results, nb::tuple gradients, nb::tuple tangents,
                 std::uint64_t seed, std::uint64_t offset, std::uintptr_t stream, nb::handle allocate) {
   const Slots slots = slots_of(tensors);
@@ -201,7 +201,7 @@ void fill_dropout_mask(nb::handle out, std::uint64_t seed, std::uint64_t offset,
 
 NB_MODULE(_core, module) {
   using namespace nb::literals;
-  nb::set_leak_warnings(false);  // a mask that a program holds until it ends is no leak that a user should read about
+  nb::set_leak_warnings(false);  // users should read no warning about a mask that a program holds until it ends
   nb::register_exception_translator(translate_error);
   module.attr("version") = FLASH_ATTENTION_VERSION;
   module.def("forward", run_forward, "tensors"_a, "options"_a, "out"_a, "lse"_a.none(), "seed"_a, "offset"_a, "stream"_a,

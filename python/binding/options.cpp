@@ -6,13 +6,13 @@
 namespace flash_attention::python {
 namespace {
 
-/// NumPy's bool is none of Python's.
+/// NumPy's bool is not Python's bool.
 bool is_bool_of_numpy(nb::handle given) {
   const auto word = [&](const char* name) { return nb::cast<std::string>(given.type().attr(name)); };
   return word("__module__") == "numpy" && (word("__name__") == "bool" || word("__name__") == "bool_");
 }
 
-/// What Python gave for an argument that is no tensor.
+/// The value of an argument that is not a tensor.
 template <typename T>
 T value_of(nb::handle given, const char* name, const char* expected) {
   T value{};

@@ -17,7 +17,7 @@ using optional_flag = std::optional<bool>;
 using text = std::string;
 }  // namespace option_kind
 
-/// What a call is besides its tensors.
+/// The arguments of a call that are not tensors.
 struct CallOptions {
 #define FLASH_ATTENTION_MEMBER(kind, name, default_value, ...) option_kind::kind name = default_value;
   FLASH_ATTENTION_CALL_OPTIONS(FLASH_ATTENTION_MEMBER)

@@ -11,7 +11,7 @@ namespace {
 
 bool is_number(nb::handle value) { return PyFloat_CheckExact(value.ptr()) || PyLong_CheckExact(value.ptr()); }
 
-/// One bound of a window into `out`; false where it is neither None nor an int.
+/// Stores one bound of a window in `out`; false if it is neither None nor an int.
 bool read_bound(nb::handle value, std::int64_t& out) {
   if (value.is_none()) return true;
   if (!PyLong_CheckExact(value.ptr())) return false;
@@ -23,14 +23,14 @@ bool read_bound(nb::handle value, std::int64_t& out) {
   return true;
 }
 
-/// 0 or 1 for the word that `value` is, -1 for any other.
+/// 0 or 1 if `value` is the first or second word, -1 otherwise.
 int which(nb::handle value, const char* zero, const char* one) {
   if (!PyUnicode_CheckExact(value.ptr())) return -1;
   if (PyUnicode_CompareWithASCIIString(value.ptr(), zero) == 0) return 0;
   return PyUnicode_CompareWithASCIIString(value.ptr(), one) == 0 ? 1 : -1;
 }
 
-/// The word for a precision; false if it is none.
+/// Reads a precision; false if the word names none.
 bool read_precision(PyObject* value, std::string& out) {
   if (value == nullptr) return true;
   if (!PyUnicode_CheckExact(value)) return false;

@@ -7,8 +7,8 @@
 
 namespace flash_attention::python {
 
-/// A program with what it captures, for one call: (text, tensors, numbers, gradients), as flash_attention.flex makes it.
-/// The call points into it.
+/// A program and the values that it captures, for one call: (text, tensors, numbers, gradients), as flash_attention.flex
+/// makes it. The call points into it.
 class ProgramArguments {
  public:
   ProgramArguments(nb::handle program, Call& call);

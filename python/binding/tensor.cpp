@@ -23,7 +23,7 @@ struct ExchangeTable {
   int (*current_stream)(int device_type, std::int32_t device_id, void** out);
 };
 
-// DLPack's numbers for devices. Memory of a host that a GPU can read, too, is a host's.
+// DLPack's numbers for devices. Host memory that a GPU can read, too, counts as the host's.
 constexpr int dlpack_cpu = 1;
 constexpr int dlpack_cuda = 2;
 constexpr int dlpack_cuda_host = 3;
@@ -95,7 +95,7 @@ Device device_of(const char* name, int device_type, int index) {
   }
 }
 
-/// The Python error that there is, as one that begins with the argument's name.
+/// The pending Python error, with the argument's name put in front.
 [[noreturn]] void refuse_unreadable(const char* name) {
   std::string reason;
   {
@@ -106,7 +106,7 @@ Device device_of(const char* name, int device_type, int index) {
   refuse_type(name, "has no memory of strided elements (" + reason + ")");
 }
 
-/// NumPy hands bfloat16 (of ml_dtypes) over by no protocol: its bits as uint16, or nothing where the object is none.
+/// NumPy exports bfloat16 (of ml_dtypes) by no protocol: returns its bits as uint16, or nothing for other objects.
 nb::object bits_of_bfloat16(nb::handle object) {
   const nb::object name = nb::getattr(nb::getattr(object, "dtype", nb::none()), "name", nb::none());
   if (!nb::isinstance<nb::str>(name) || nb::cast<std::string>(name) != "bfloat16" || !nb::hasattr(object, "view"))

@@ -13,7 +13,8 @@ namespace flash_attention::python {
 
 namespace nb = nanobind;
 
-/// What a Python tensor is made of. Owns nothing but, for libraries without the C exchange, the exported array.
+/// Memory, type, sizes and strides of a Python tensor. For libraries without the C exchange it owns the exported array,
+/// otherwise nothing.
 struct Tensor {
   static constexpr int max_rank = 5;
 
@@ -24,8 +25,8 @@ struct Tensor {
   std::int64_t strides[max_rank] = {};  ///< in elements
   nb::dlpack::dtype dtype{};
   Device device;
-  void* stream = nullptr;                      ///< of q alone: the CUDA stream to run on
-  Precision precision = Precision::automatic;  ///< of q alone: how its library multiplies float32
+  void* stream = nullptr;                      ///< only of q: the CUDA stream to run on
+  Precision precision = Precision::automatic;  ///< only of q: how its library multiplies float32
   nb::ndarray<> keep_alive;
 
   bool is_dtype(nb::dlpack::dtype_code code, int bits) const;
@@ -34,17 +35,17 @@ struct Tensor {
   std::string describe() const;  ///< "float32[2, 16, 4, 64]"
 };
 
-/// Reads a tensor through DLPack: by its library's C table where there is one (no allocation, no Python call), else by
+/// Reads a tensor through DLPack: by its library's C table if there is one (no allocation, no Python call), else by
 /// __dlpack__ or the buffer protocol. `writable` refuses read-only arrays. Throws WrongType.
 Tensor tensor_of(nb::handle object, const char* name, bool writable = false);
 
-/// The same, or a tensor that is not present for None.
+/// The same; for None, an absent tensor.
 Tensor optional_tensor(nb::handle object, const char* name, bool writable = false);
 
-/// The CUDA stream that is current in the object's library, where the library tells; else null.
+/// The current CUDA stream of the object's library, if the library tells; else null.
 void* current_stream(nb::handle object, Device device);
 
-/// The element type of q, k, v or a bias, if it is one that the library takes.
+/// The element type of q, k, v or a bias, if the library supports it.
 std::optional<Dtype> known_dtype(const Tensor& tensor);
 
 /// The same; throws WrongType.

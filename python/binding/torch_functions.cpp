@@ -17,14 +17,14 @@ void read_current(nb::handle object, Tensor& q) {
   const bool of_torch = torch.tensor != nullptr && PyObject_TypeCheck(object.ptr(), torch.tensor);
   if (!of_torch || known_dtype(q) != Dtype::float32) return;
   PyObject* const word = PyObject_CallNoArgs(torch.matmul_precision);
-  if (word == nullptr) return PyErr_Clear();  // it has been set in two ways that disagree: none of them counts
+  if (word == nullptr) return PyErr_Clear();  // it was set in two ways that disagree: ignore both
   const nb::object owned = nb::steal(word);
   if (PyUnicode_CompareWithASCIIString(word, "highest") != 0) q.precision = Precision::tf32;
 }
 
 namespace {
 
-/// What torch's own functions in C++ tell of this thread; those of Python take 30 to 70 ns more. Null: not in this torch.
+/// torch's C++ functions about this thread; the Python ones take 30 to 70 ns more. Null: not in this torch.
 struct States {
   bool (*grad_enabled)() = nullptr;            // c10::GradMode::is_enabled()
   std::int64_t (*dispatch_modes)() = nullptr;  // c10::impl::TorchDispatchModeTLS::stack_len()
@@ -61,7 +61,7 @@ bool is_intercepted(Device device) {
   if (modes != nullptr ? modes() != 0 : is_on(torch.dispatch_modes)) return true;
   if (is_on(device_traits(device).host_memory ? torch.autocast : torch.autocast_of_cuda)) return true;
   if (std::ranges::any_of(torch.interceptors, is_on)) return true;
-  PyObject* const profiled = PyDict_GetItem(torch.profiler, torch.is_profiler_enabled);  // it sees what is dispatched
+  PyObject* const profiled = PyDict_GetItem(torch.profiler, torch.is_profiler_enabled);  // it needs dispatched calls
   if (profiled == Py_True) return true;
   PyObject* const level = PyDict_GetItem(torch.forward_ad, torch.current_level);  // of forward-mode derivatives, or -1
   return level != nullptr && PyLong_AsLong(level) >= 0;
@@ -84,8 +84,8 @@ bool are_tensors(PyObject* const* objects, int count) {
 
 namespace {
 
-/// The C functions of torch for models compiled ahead of time ("AOTInductor"), whose binary interface is stable,
-/// and the one by which every extension of torch hands a tensor to Python. A handle is a tensor's address.
+/// torch's C functions for models compiled ahead of time ("AOTInductor"), whose binary interface is stable, and the
+/// function with which every extension of torch passes a tensor to Python. A handle is a tensor's address.
 struct CFunctions {
   int (*empty_strided)(std::int64_t rank, const std::int64_t* sizes, const std::int64_t* strides, std::int32_t dtype,
                        std::int32_t device_type, std::int32_t device_index, void** handle) = nullptr;
@@ -98,7 +98,7 @@ struct CFunctions {
 
 CFunctions find_functions() {
   CFunctions found;
-  // Torch is loaded, or there would be no tensor: its libraries are only looked up.
+  // Torch is loaded, or there would be no tensor: this only looks up its libraries.
   void* const core = ::dlopen("libtorch_cpu.so", RTLD_NOW | RTLD_NOLOAD);
   void* const binding = ::dlopen("libtorch_python.so", RTLD_NOW | RTLD_NOLOAD);
   if (core == nullptr || binding == nullptr) return found;
@@ -131,7 +131,7 @@ const CFunctions& functions() {
   return found;
 }
 
-/// A handle, or null where torch refuses: its function of Python says why.
+/// A handle, or null if torch refuses: its Python function then says why.
 void* new_handle(const Tensor& shape, std::int32_t dtype) {
   const CFunctions& c = functions();
   void* handle = nullptr;
@@ -168,7 +168,7 @@ std::int32_t dtype_number(const Tensor& tensor) {
   return dtype == Dtype::float32 ? c.float32 : dtype == Dtype::float16 ? c.float16 : c.bfloat16;
 }
 
-/// By Python: torch.empty_strided(sizes, strides, dtype, device), which is faster than by sizes alone.
+/// Through Python: torch.empty_strided(sizes, strides, dtype, device), which is faster than with sizes alone.
 nb::object by_python(PyObject* like, const nb::tuple& sizes, const nb::tuple& strides, PyObject* dtype) {
   static PyObject* const names = nb::make_tuple("dtype", "device").release().ptr();
   const nb::object place = checked(PyObject_GetAttr(like, torch.device));
@@ -223,9 +223,9 @@ nb::object NewTensor::to_python() {
   return object_.is_valid() ? object_ : checked(functions().wrap(handle_));
 }
 
-/// The last workspace of a GPU's default stream, which the next call takes again instead of asking torch. What is launched
-/// there runs one after another, from whatever thread, and is never captured; another call that is being launched at the
-/// same time finds it taken.
+/// The last workspace of a GPU's default stream, which the next call reuses instead of asking torch. Launches on that
+/// stream run one after another, from any thread, and are never captured; a second call that is being launched at the same
+/// time finds it taken.
 struct Scratch::Kept {
   static constexpr std::size_t max_bytes = std::size_t{2} << 20;  // decoding's; larger ones go back to torch
   static constexpr int max_devices = 16;
@@ -242,7 +242,7 @@ Scratch::Kept* Scratch::take_kept(std::size_t bytes, Device device, void* stream
   if (!has_default_stream || bytes > Kept::max_bytes || device.index >= Kept::max_devices) return nullptr;
   Kept& kept = all[static_cast<std::size_t>(device.index)];
   if (kept.taken) return nullptr;
-  kept.taken = true;  // from here on: the GIL is let go of where a larger one is made
+  kept.taken = true;  // already here, because making a larger one releases the GIL
   if (kept.bytes >= bytes) return &kept;
   const CFunctions& c = functions();
   if (kept.handle != nullptr) c.remove(kept.handle);

@@ -30,17 +30,17 @@ nb::dict to_dict(const TuneResult& result) {
 
 Device device_of(const std::string& text) { return text.empty() ? best_device() : parse_device(text); }
 
-/// The usual cases where there is no text.
+/// The cases of the text, or the common ones if there is no text.
 std::vector<TuneCase> cases_of(const Device& device, const std::string& text, const std::string& name) {
   return text.empty() ? usual_tune_cases(device_info(device)) : parse_tune_cases(text, name);
 }
 
-/// `progress(done, of, what, seconds)` is called between cases. Control-C stops it, and what was measured is kept.
+/// Calls `progress(done, of, what, seconds)` between cases. Control-C stops it; measurements so far are kept.
 nb::list tune_here(const std::string& device_text, const std::string& text, const std::string& name, double budget, bool again,
                    nb::handle progress) {
   const Device device = device_of(device_text);
   const std::vector<TuneCase> cases = cases_of(device, text, name);
-  bool raised = false;  // an exception of Python is on its way
+  bool raised = false;  // a Python exception is pending
   TuneReport report;
   {
     const GilRelease released;

@@ -1,6 +1,6 @@
 #pragma once
 
-// The CPU backend on the threads of XLA, which runs the call: no pool of the library's own stands beside them.
+// The CPU backend on the threads of XLA, which runs the call: the library starts no pool in addition.
 
 #include <xla/ffi/api/ffi.h>
 
@@ -19,7 +19,7 @@ class XlaThreads {
       : pool_(pool), scope_(run, this, static_cast<int>(std::max<std::int64_t>(pool.num_threads(), 0))) {}
 
  private:
-  /// Of one loop. A task that XLA starts after the loop's end finds no index left; that is why it shares this.
+  /// The state of one loop, shared with its tasks: a task that XLA starts after the loop's end finds no index left.
   struct Loop {
     std::int64_t count = 0;
     void (*body)(void* context, std::int64_t index) = nullptr;
@@ -34,7 +34,7 @@ class XlaThreads {
     }
   };
 
-  /// The caller waits for indices that somebody has begun, never for a task to start: it may itself be one of the pool.
+  /// The caller waits for indices that have been begun, never for a task to start: it may itself be a thread of the pool.
   static void run(void* self, std::int64_t count, void (*body)(void*, std::int64_t), void* context) {
     xla::ffi::ThreadPool& pool = static_cast<XlaThreads*>(self)->pool_;
     const auto loop = std::make_shared<Loop>();

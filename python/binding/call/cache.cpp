@@ -1,10 +1,10 @@
-// Keys as a cache holds them: in pages, in 8 bits with scales, and what each sequence of a serving step sees of them.
+// Keys in a cache: in pages, in 8 bits with scales, and the keys that each sequence of a serving step sees.
 #include "call/call.h"
 #include "checks.h"
 
 namespace flash_attention::python {
 
-/// K and V in pages, [num_pages, page_size, heads, head_dim] or as heads_first says; whatever q looks like.
+/// K and V in pages, [num_pages, page_size, heads, head_dim] or as heads_first says, for every form of q.
 void Call::read_pages(const Slots& tensors) {
   const Tensor &k = tensors[Slot::k], &v = tensors[Slot::v], &table = tensors[Slot::page_table];
   const int seq_axis = seq_axis_ == 2 ? 2 : 1, head_axis = 3 - seq_axis;
@@ -80,7 +80,7 @@ void Call::read_sequence_windows(const Tensor& windows) {
   buffers.sequence_windows = static_cast<const std::int32_t*>(windows.data);
 }
 
-/// Of K and V in 8 bits: one number, [batch, heads], or one of each row and head.
+/// Scales of K and V in 8 bits: one number, [batch, heads], or one for each row and head.
 void Call::read_scales(const Slots& tensors) {
   const Tensor& k = tensors[Slot::k];
   const bool packed = problem.packed && problem.page_size == 0, heads_first = seq_axis_ == 2;
@@ -114,7 +114,7 @@ void Call::read_scales(const Slots& tensors) {
   buffers.v_scale = read(v_scale, problem.v_scale_strides);
 }
 
-/// Of Q in 8 bits: one number, or [batch, heads_kv].
+/// Scales of Q in 8 bits: one number, or [batch, heads_kv].
 void Call::read_query_scale(const Tensor& scale) {
   if (!scale.present()) return;
   need_float32(here(scale));

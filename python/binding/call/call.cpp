@@ -17,7 +17,7 @@ std::int64_t longest(const std::int32_t* starts, std::int64_t batch) {
   return most;
 }
 
-/// The precision that a caller names; without a name that of q's library.
+/// The precision that the caller names, else that of q's library.
 Precision precision_of(std::string_view name, const Tensor& q) {
   for (const Precision precision : {Precision::ieee, Precision::fast, Precision::tf32}) {
     if (name == to_string(precision)) return precision;
@@ -87,7 +87,7 @@ Call::Call(const Slots& tensors, const CallOptions& given, const std::string& co
              .heads_kv = k.sizes[paged && packed ? 2 : head_axis_],
              .head_dim = q.sizes[dim_axis_],
              .head_dim_v = v.sizes[v.rank - 1],
-             .dtype = narrow_queries ? Dtype::bfloat16 : dtype_of(q),  // set_forward() knows better
+             .dtype = narrow_queries ? Dtype::bfloat16 : dtype_of(q),  // set_forward() sets the right one
              .packed = packed,
              .total_q = packed ? q.sizes[0] : 0,
              .total_kv = packed ? k.sizes[0] : 0,
@@ -120,7 +120,7 @@ Call::Call(const Slots& tensors, const CallOptions& given, const std::string& co
     problem.batch = starts.sizes[0] - 1;
     buffers.cu_seqlens_q = lengths(starts, problem.batch + 1);
     if (!paged) buffers.cu_seqlens_kv = lengths(tensors[Slot::cu_seqlens_kv], problem.batch + 1);
-    // Where the lengths can be read, the longest is known. A bias or mask is as wide as the caller said.
+    // If the lengths can be read, the longest is known. A bias or mask is as wide as the caller said.
     const bool as_given =
         tensors[Slot::bias].present() || tensors[Slot::mask].present() || tensors[Slot::block_mask].present();
     if (device_traits(options.device).host_memory && !as_given) {
@@ -133,7 +133,7 @@ Call::Call(const Slots& tensors, const CallOptions& given, const std::string& co
   buffers.mask = static_cast<const std::uint8_t*>(score_tensor(tensors[Slot::mask], true, problem.mask));
   read_hidden_rows(tensors[Slot::hidden_rows]);
   read_block_mask(tensors[Slot::block_mask], given);
-  if (packed) {  // a bias is as large as the bounds that its caller gave; where there are no rows, the call is empty
+  if (packed) {  // a bias is as large as the caller's bounds; without rows, the call is empty
     if (problem.total_q == 0) problem.seq_q = 0;
     if (problem.total_kv == 0 && !paged) problem.seq_kv = 0;
   }
@@ -174,7 +174,7 @@ const Tensor& Call::here(const Tensor& tensor) const {
 }
 
 Strides Call::strides_of(const Tensor& tensor) const {
-  if (tensor.empty()) return {};  // nothing is read by them, and libraries put anything there
+  if (tensor.empty()) return {};  // unused for an empty tensor, and libraries store anything there
   return {.batch = batch_axis_ < 0 ? 0 : tensor.strides[batch_axis_],
           .seq = tensor.strides[seq_axis_],
           .head = tensor.strides[head_axis_]};

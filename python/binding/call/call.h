@@ -10,17 +10,17 @@
 
 namespace flash_attention::python {
 
-/// From a tuple with the values in the order of the list; those that it ends before keep their defaults.
+/// Reads a tuple with the values in the order of the list; values after its end keep their defaults.
 CallOptions options_of(const nb::tuple& given);
 
 /// Such a tuple.
 nb::tuple tuple_of(const CallOptions& options);
 
-/// Adds options, ((name, kind, default), ...), and tensors, (name, ...), which name what a call takes.
+/// Adds options, ((name, kind, default), ...), and tensors, (name, ...): the arguments of a call.
 void add_options(nb::module_& module);
 
 // clang-format off
-/// The tensors that a call reads besides those of one pass, in the order in which Python gives them.
+/// The tensors that a call of any pass reads, in the order in which Python passes them.
 #define FLASH_ATTENTION_CALL_TENSORS(X)                                                \
   X(q) X(k) X(v) X(bias) X(mask) X(alibi_slopes) X(sink)                               \
   X(cu_seqlens_q) X(cu_seqlens_kv) X(seqused_q) X(seqused_kv) X(key_lengths)           \
@@ -50,17 +50,18 @@ struct Gradients {
   Tensor dout, dlse, dq, dk, dv, dbias, dsink;
 };
 
-/// Those of statistics: what forward writes, and what backward reads.
+/// The tensors of statistics: those that forward writes, and those that backward reads.
 struct Statistics {
   Tensor max_logit, key_mass, entropy, dkey_mass, dentropy;
 };
 
-/// Those of forward mode and of second derivatives: each absent, or laid out as what it is a tangent of.
+/// The tensors of forward mode and of second derivatives: each is absent, or laid out like the tensor it is a tangent of.
 struct Tangents {
   Tensor q, k, v, bias, sink, out, lse;
 };
 
-/// One call of the library: Problem, Buffers and Options from tensors. Refuses by argument what the Problem cannot hold.
+/// One call of the library: Problem, Buffers and Options from tensors. Refuses, by the argument's name, values that a
+/// Problem cannot hold.
 class Call {
  public:
   /// `codes`: the type of K and V in 8 bits, and of Q if it has 8 bits, too: then the problem's type is that of out.
@@ -76,8 +77,8 @@ class Call {
   void set_tangents(Pass pass, const Slots& tensors, const Tensor& out, const Tangents& tangents);
 
   Pass pass(bool backward) const;
-  void choose(bool backward);       ///< a kernel or tile of the other pass is none of this one: the planner chooses
-  std::size_t plan(bool backward);  ///< the bytes of workspace that it needs
+  void choose(bool backward);                           ///< ignores a kernel or tile of the other pass: the planner chooses
+  std::size_t plan(bool backward);                      ///< returns the bytes of workspace that the call needs
   void set_workspace(void* memory, std::size_t bytes);  ///< `memory` has workspace_alignment bytes more than `bytes`
   void run() const;                                     ///< as planned
 
@@ -103,7 +104,7 @@ class Call {
   const void* score_tensor(const Tensor& tensor, bool boolean, ScoreTensor& out) const;
   const std::int32_t* lengths(const Tensor& tensor, std::int64_t count) const;
   const Tensor& like(const Tensor& tensor, std::int64_t seq, std::int64_t heads, std::int64_t dim) const;
-  void refuse_choices(const CallOptions& given) const;  ///< of a kernel or a tile: bits are invariant in one order
+  void refuse_choices(const CallOptions& given) const;  ///< if bits are invariant
   const Tensor& here(const Tensor& tensor) const;
 
   int batch_axis_ = 0, seq_axis_ = 1, head_axis_ = 2, dim_axis_ = 3;

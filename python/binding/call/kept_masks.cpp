@@ -10,7 +10,7 @@ namespace {
 constexpr Slot slots_of_masks[] = {Slot::mask, Slot::hidden_rows, Slot::block_mask, Slot::cu_seqlens_q,
                                    Slot::cu_seqlens_kv};
 
-/// torch's count of changes in place, shared by all views of a memory; -1 where it is not counted (inference mode).
+/// torch's count of changes in place, which all views of a memory share; -1 if it is not counted (inference mode).
 long long version_of(nb::handle tensor) {
   PyObject* const found = PyObject_GetAttrString(tensor.ptr(), "_version");
   if (found == nullptr) {
@@ -64,7 +64,7 @@ nb::object KeptMasks::use(Call& call, bool backward, nb::handle tensors, nb::han
   }
   ++made_;
   Entry made{call.options.device, call.options.stream, needed.stamp, std::move(sources), memory, data};
-  // Of a mask that has changed: its earlier state comes back no more.
+  // If the mask has changed, its earlier state never returns.
   const auto earlier = std::ranges::find_if(entries_, [&](const Entry& entry) {
     return entry.stamp == made.stamp && entry.stream == made.stream && entry.device == made.device;
   });
@@ -88,7 +88,7 @@ void add_kept_masks(nb::module_& module) {
       .def(nb::init<nb::object>(), "allocate"_a)
       .def_prop_ro("made", &KeptMasks::made)
       .def("__len__", &KeptMasks::size)
-      .def("__reduce__", [](nb::handle self) {  // a copy begins anew
+      .def("__reduce__", [](nb::handle self) {  // a copy begins empty
         return nb::make_tuple(self.type(), nb::make_tuple(nb::cast<KeptMasks&>(self).allocate()));
       });
 }

@@ -6,19 +6,18 @@
 
 namespace flash_attention::python {
 
-/// What GPUs found out about the masks of one mask object (prepare_mask), kept for its later calls: one for each pass,
-/// size, kernel and stream. A stream has its own, so that none waits for another, and memory goes back to the stream's
-/// pool.
+/// The prepared masks (prepare_mask) of one mask object, kept for its later calls: one for each pass, size, kernel and
+/// stream. Each stream has its own, so that no stream waits for another, and memory returns to the stream's pool.
 ///
-/// Nothing says that memory has changed but torch's version of a tensor: with another version the mask is prepared anew.
-/// The tensors that it was made of stay alive, so that no other comes to their addresses.
+/// Only torch's version of a tensor tells that its memory has changed: with another version the mask is prepared again.
+/// The tensors that it was made from stay alive, so that no other tensor gets their addresses.
 class KeptMasks {
  public:
   /// `allocate(bytes, device index)` gives a uint8 tensor on that GPU.
   explicit KeptMasks(nb::object allocate) : allocate_(std::move(allocate)) {}
 
-  /// Sets the call's prepared mask, made now if there is none of these masks. `tensors` are those of Slots, `captured` a
-  /// program's; either may be None. Returns what must outlive the call.
+  /// Sets the call's prepared mask, which is made now if there is none for these masks. `tensors` are those of Slots,
+  /// `captured` those of a program; either may be None. Returns the object that must outlive the call.
   nb::object use(Call& call, bool backward, nb::handle tensors, nb::handle captured);
 
   nb::object allocate() const { return allocate_; }
@@ -46,7 +45,7 @@ class KeptMasks {
   int made_ = 0;
 };
 
-/// KeptMasks::use where there is such an object; None where there is not.
+/// KeptMasks::use if there is such an object; else None.
 nb::object use_kept(nb::handle kept, Call& call, bool backward, nb::handle tensors, nb::handle captured);
 
 void add_kept_masks(nb::module_& module);

@@ -1,4 +1,4 @@
-// What changes scores or hides them: bias, masks, slopes, the sink.
+// Tensors that change or hide scores: bias, masks, slopes, the sink.
 #include <algorithm>
 
 #include "call/call.h"
