@@ -21,7 +21,7 @@ struct MaskFlag {
   bool shows(std::int64_t i, std::int64_t j) const;
 };
 
-/// From "kind:number,number"; refuses what is none of the kinds.
+/// From "kind:number,number"; refuses unknown kinds.
 MaskFlag mask_from(std::string_view text);
 
 /// The mask whose program a problem has; nothing where it is another program, or none.

@@ -4,23 +4,23 @@
 #include "backward/delta.cuh"
 #include "tangent/portable.cuh"
 
-// Second derivatives on CUDA cores: the gradients of F, a sum of backward's results dQ, dK, dV, dbias and dsink, each times
-// what was given as a tangent (docs/numerics.md). Every option but programs that change scores, any GPU, the same bits in
+// Second derivatives on CUDA cores: the gradients of F, the sum of backward's results dQ, dK, dV, dbias and dsink, each
+// times the given tangent (docs/numerics.md). Every option but programs that change scores, any GPU, the same bits in
 // every run. A dot after a name means its tangent.
 //
-//   rows: a block takes 64 queries of one head
+//   rows: a block owns 64 queries of one head
 //     the loop of tangent/portable.cuh:  lse., O. = dF / ddO
-//     delta = dot(dO, O) - dlse,  rest = dot(dO, O.) - lse. delta         for the launches behind
-//   dK, dV: a block takes 64 keys of one key head           dQ: a block takes 64 queries of one head
+//     delta = dot(dO, O) - dlse,  rest = dot(dO, O.) - lse. delta         for the next launches
+//   dK, dV: a block owns 64 keys of one key head            dQ: a block owns 64 queries of one head
 //     for each query head of the group, each query tile:      for each key tile:
-//       W, dS, dS. from all that follows                        dS, dS.
+//       W, dS, dS. by the formulas below                        dS, dS. by the formulas below
 //       dV += W^T dO                                            dQ += dS K + dS. K.
 //       dK += dS^T Q + dS.^T Q.
 //
-//   P = exp(S - lse),  dP = dO V^T,  dP. = dO V.^T          the last two times dropout's factors
+//   P = exp(S - lse),  dP = dO V^T,  dP. = dO V.^T          dP and dP. times dropout's factors
 //   W   = P (S. - lse.)                                     times dropout's factors
-//   dS. = P (dP - delta)                                    of S.
-//   dS  = P (S. (dP - delta) + dP. - lse. dP - rest)        of S
+//   dS. = P (dP - delta)                                    gradient of S.
+//   dS  = P (S. (dP - delta) + dP. - lse. dP - rest)        gradient of S
 //   through the soft cap c:  dS = c' dS + c'' scale (Q. K^T + Q K.^T) dS.,  dS. = c' dS.
 
 namespace flash_attention {
@@ -50,8 +50,8 @@ struct SecondPortable {
   /// The gradients of a score tile.
   struct Gradients {
     float W[4][4];           // the weights of dO in dV
-    float dS[4][4];          // of the dot product, but for the scale, or of the score with its bias
-    float dS_tangent[4][4];  // of their tangents
+    float dS[4][4];          // gradient of the dot product, without the scale, or of the score with its bias
+    float dS_tangent[4][4];  // gradient of their tangents
 
     using At = typename Backward::Gradients::At;
 
@@ -86,9 +86,9 @@ struct SecondPortable {
               continue;
             }
             const tile::ScoreTangent s = tangents.of(head.score, S[r][c + e], S_tangent[r][c + e], i, j + e);
-            // Where lse is -inf, every visible score was: the row has no probabilities.
+            // If lse is -inf, so was every visible score: the row has no probabilities.
             const float p = lse < tile::lowest_lse ? 0 : tile::exp(s.score - lse);
-            // What dropout has dropped does not count, not even as NaN.
+            // Dropped pairs do not count, not even as NaN.
             const bool dropped = features.dropout && factor[e] == 0;
             const float dp = dropped ? 0 : dP[r][c + e] * factor[e];
             const float dp_tangent = dropped ? 0 : dP_tangent[r][c + e] * factor[e];
@@ -106,7 +106,7 @@ struct SecondPortable {
   };
 };
 
-/// What the other launches need of each row, and O. and lse., where they are asked for. What is in no sequence is cleared.
+/// Writes each row's statistics for the other launches, and O. and lse. if they are wanted. Clears rows of no sequence.
 template <ForwardConfig config>
 __device__ __forceinline__ void second_portable_rows(const AttentionArgs& args) {
   using Kernel = TangentPortable<config>;
@@ -185,11 +185,11 @@ __device__ __forceinline__ void second_portable_dkv(const AttentionArgs& args) {
       tile::store_weights_by_row(storage.weights, gradients.W);
       tile::add_weighted_rows<config.head_dim_v>(dV, storage.weights, head.dO.from(q_begin), storage.product,
                                                  some_hidden || features.dropout);
-      __syncthreads();  // everyone has read W: dS takes its place
+      __syncthreads();  // all threads have read W: dS replaces it
       tile::store_weights_by_row(storage.weights, gradients.dS);
       tile::add_weighted_rows<config.head_dim>(dK, storage.weights, head.Q.from(q_begin), storage.product, some_hidden);
       if (!head.tangents.has_Q) continue;
-      __syncthreads();  // everyone has read dS: dS. takes its place
+      __syncthreads();  // all threads have read dS: dS. replaces it
       tile::store_weights_by_row(storage.weights, gradients.dS_tangent);
       tile::add_weighted_rows<config.head_dim>(dK, storage.weights, head.tangents.Q.from(q_begin), storage.product,
                                                some_hidden);
@@ -228,7 +228,7 @@ __device__ __forceinline__ void second_portable_dq(const AttentionArgs& args) {
     tile::store_weights_by_column(storage.weights, gradients.dS);
     tile::add_weighted_rows<config.head_dim>(dQ, storage.weights, head.K.from(kv_begin), storage.product, some_hidden);
     if (!head.tangents.has_K) continue;
-    __syncthreads();  // everyone has read dS: dS. takes its place
+    __syncthreads();  // all threads have read dS: dS. replaces it
     tile::store_weights_by_column(storage.weights, gradients.dS_tangent);
     tile::add_weighted_rows<config.head_dim>(dQ, storage.weights, head.tangents.K.from(kv_begin), storage.product,
                                              some_hidden);

@@ -6,8 +6,8 @@
 
 // Forward mode on CUDA cores: out, lse and their tangents in one pass, every option, every dtype, every head_dim, any GPU.
 //
-// One block of 256 threads computes 64 queries of one head. It is forward/portable with a second sum beside each of its
-// own; a dot after a name means its tangent:
+// One block of 256 threads computes 64 queries of one head. It is forward/portable with a second sum next to each sum; a
+// dot after a name means its tangent:
 //
 //   for each tile of 64 keys that the queries see:
 //     S = Q K^T,  S. = Q. K^T + Q K.^T      through the score's options: tile/tangents.cuh
@@ -37,7 +37,7 @@ struct TangentPortable {
     float factor[4];      // at the end: out = factor * O
   };
 
-  /// Dot products and their tangents become scores and their tangents. Both are marked where hidden.
+  /// Turns dot products and their tangents into scores and their tangents. Hidden ones are marked in both.
   __device__ static void score_tile(float (&S)[4][4], float (&tangent)[4][4], const tile::Score<features>& score,
                                     const tile::Tangents<features>& tangents, int q_begin, int kv_begin,
                                     bool some_hidden) {
@@ -58,7 +58,7 @@ struct TangentPortable {
     }
   }
 
-  /// S becomes P and its tangent P S., which is added to the moments. What is relative to the old maximum is rescaled.
+  /// S becomes P, and its tangent P S., which is added to the moments. Sums relative to the old maximum are rescaled.
   __device__ static void softmax_tile(float (&S)[4][4], float (&tangent)[4][4], State& state) {
     float old_max[4];
 #pragma unroll
@@ -81,7 +81,7 @@ struct TangentPortable {
     }
   }
 
-  /// What dropout takes of P it takes of P S., too.
+  /// Applies dropout to P and P S. alike.
   __device__ static void drop_tile(float (&P)[4][4], float (&tangent)[4][4], const tile::Dropout& dropout, int q_begin,
                                    int kv_begin) {
     Forward::drop_tile(P, dropout, q_begin, kv_begin);
@@ -130,13 +130,13 @@ struct TangentPortable {
       tile::add_weighted_rows<dim_v>(state.rows.O, storage.P, V.from(kv_begin), storage.product, skips);
       if (tangents.has_V)
         tile::add_weighted_rows<dim_v>(state.A, storage.P, tangents.V.from(kv_begin), storage.product, skips);
-      __syncthreads();  // everyone has read P: P S. takes its place
+      __syncthreads();  // all threads have read P: P S. replaces it
       tile::store_weights_by_column(storage.P, tangent);
       tile::add_weighted_rows<dim_v>(state.A, storage.P, V.from(kv_begin), storage.product, skips);
     }
   }
 
-  /// From sums to lse. and O., and the factors of out. `writes_lse`: lse is a result of this pass.
+  /// Turns sums into lse. and O., and computes the factors of out. `writes_lse`: lse is a result of this pass.
   template <bool writes_lse>
   __device__ static void finish(const AttentionArgs& args, const tile::Sequence& sequence, int head_idx, int q_begin,
                                 State& state) {

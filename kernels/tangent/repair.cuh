@@ -16,7 +16,7 @@ struct TangentRow {
   tile::WarpRow<dim_v> O, O_tangent;
 };
 
-/// Of query i, which is in use, and whose log-sum-exp is known.
+/// The row of query i, which is in use, and whose log-sum-exp is known.
 template <ForwardConfig config>
 __device__ __forceinline__ TangentRow<config.head_dim_v> repaired_tangent(const AttentionArgs& args,
                                                                           const tile::Sequence& sequence, int head_idx,
@@ -57,7 +57,7 @@ __device__ __forceinline__ TangentRow<config.head_dim_v> repaired_tangent(const 
     row.O_tangent.add(keep * p_tangent, V.row(j), lane);
     if (tangents.has_V) row.O_tangent.add(keep * p, tangents.V.row(j), lane);
   }
-  // By the sum that is computed here: lse is rounded to 2^-24 of its size.
+  // Divides by the sum that is computed here, because lse is rounded to 2^-24 of its size.
   const float factor = 1 / (sum + sink_share);
   float lse_tangent = moment * factor;
   if (features.sink && args.sink_tangent != nullptr) lse_tangent += sink_share * factor * args.sink_tangent[head_idx];

@@ -9,18 +9,18 @@
 
 namespace flash_attention::tile {
 
-/// A view of a tangent, which is laid out as what it is a tangent of.
+/// A view of a tangent, which has the layout of its tensor.
 __device__ __forceinline__ TensorView tangent_view(const TensorView& of, void* data) {
   TensorView view = of;
   view.data = data;
   return view;
 }
 
-/// A score as it enters the softmax, its tangent, and what second derivatives need of the soft cap.
+/// A score before the softmax, its tangent, and the soft cap's derivatives for second derivatives.
 struct ScoreTangent {
   float score;
   float tangent;
-  float raw;        // of scale * dot, the tangent
+  float raw;        // the tangent of scale * dot
   float of_cap;     // the soft cap's derivative
   float curvature;  // and its second one
 };
@@ -54,7 +54,7 @@ struct Tangents {
     }
   }
 
-  /// From the dot product and its tangent. Only for i and j inside of the sequence. A score of -inf has the tangent 0.
+  /// From the dot product and its tangent. Only for i and j inside the sequence. A score of -inf has the tangent 0.
   __device__ __forceinline__ ScoreTangent of(const Score<features>& score, float dot, float dot_tangent, int i,
                                              int j) const {
     ScoreTangent result;

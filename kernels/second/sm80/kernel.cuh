@@ -3,10 +3,10 @@
 // Second derivatives with mma.sync and cp.async: bfloat16, heads of up to 128 columns, sm_80 and up, the same bits in every
 // run. second/portable.cuh has the formulas; a dot after a name means its tangent.
 //
-// The first launch is the loop of tangent/sm80. It leaves delta, lse. and R of each row. The other two are one kernel: a
-// thread block owns rows, 16 a warp, and goes over columns, which have two stages. Rows are keys and columns queries for dK
-// and dV, the other way round for dQ. So S, S., dP and dP. come out of their products with the rows of what is summed, and
-// their weights are A operands as they are:
+// The first launch is the loop of tangent/sm80. It stores delta, lse. and R of each row. The other two launches are one
+// kernel: a thread block owns rows, 16 a warp, and loops over columns, which have two stages. For dK and dV rows are keys
+// and columns queries, for dQ the other way round. So the accumulators of S, S., dP and dP. have the rows of the results,
+// and the weights made from them are A operands unchanged:
 //
 //   rows: keys                                          rows: queries
 //     for each query head of the group, each tile of        for each tile of keys:
@@ -18,8 +18,8 @@
 //       dV += W^T dO                                          dQ += dS K + dS. K.                    add
 //       dK += dS^T Q + dS.^T Q.
 //
-// Where some pairs of a tile are hidden, NaN and Inf of the columns' tiles become 0 before their weighted sums: a pair that
-// sees them has a NaN weight. What dO holds is in no weight of dV, so those of its rows are made NaN.
+// If some pairs of a tile are hidden, NaN and Inf in the columns' tiles become 0 before the weighted sums: a visible pair
+// with such a value has a NaN weight already. Only dO is in no weight of dV, so the weights of its bad rows are set to NaN.
 
 #include "backward/dbias.cuh"
 #include "backward/delta.cuh"
@@ -70,7 +70,7 @@ struct SecondSm80 {
     int unsound[columns];  // of queries in columns: some of dO is not finite
   };
 
-  /// A query head and the tile of columns that its loop works on.
+  /// A query head and the tile of columns that the loop has reached.
   struct Step {
     int head_idx;
     int tile_idx;
@@ -107,13 +107,13 @@ struct SecondSm80 {
   __device__ __forceinline__ int q_begin(const Step& step) const { return of_keys ? step.tile_idx * block_q : row_begin; }
   __device__ __forceinline__ int kv_begin(const Step& step) const { return of_keys ? row_begin : step.tile_idx * block_kv; }
 
-  /// The tiles of columns that the rows see or are seen by: the same of all heads, but for what masks hide.
+  /// The tiles of columns that share visible pairs with the rows: the same for all heads, before masks.
   __device__ __forceinline__ tile::TileRange tiles() const {
     const tile::Score<features> score(args, sequence, first_head);
     if constexpr (of_keys) return score.template query_tiles<block_q, block_kv>(row_begin);
     return score.template key_tiles<block_q, block_kv>(row_begin);
   }
-  /// The first step from this one on that the masks show something of; its head is end_head if there is none.
+  /// The first step from this one on with a pair that the masks show; its head is end_head if there is none.
   __device__ __forceinline__ Step seek(Step step, const tile::TileRange& range) const {
     if (range.begin >= range.end) return {end_head, 0};
     while (step.head_idx < end_head) {
@@ -174,7 +174,7 @@ struct SecondSm80 {
 
   // Products ----------------------------------------------------------------------------------------------------------
 
-  /// C += A B^T, and C_other += A_other B^T if there is such rows: a fragment of B serves both.
+  /// C += A B^T, and C_other += A_other B^T if there are such rows: a fragment of B serves both.
   template <bool both, class A, class B>
   __device__ __forceinline__ void add_dots(Tile& C, Tile& C_other, const A& of_rows, const A& of_others,
                                            const B& of_columns) const {
@@ -237,7 +237,7 @@ struct SecondSm80 {
 
   // Scores ------------------------------------------------------------------------------------------------------------
 
-  /// NaN and Inf of a tile become 0; a lane takes a row. Whether there were some.
+  /// Sets NaN and Inf of a tile to 0; a lane checks a row. Returns whether there were any.
   template <class B>
   __device__ __forceinline__ static bool clear_nonfinite(B& of_columns, int row) {
     bool some = false;
@@ -256,7 +256,7 @@ struct SecondSm80 {
     }
     return some;
   }
-  /// Of all that is summed with weights; a warp takes a tensor.
+  /// The same for all tensors that are summed with weights; a warp for each tensor.
   __device__ __forceinline__ void clear_nonfinite(ColumnSide& column) {
     const int warp = thread / 32;
     if (lane < columns) {
@@ -268,7 +268,7 @@ struct SecondSm80 {
     }
   }
 
-  /// From products to weights: S becomes W, dP dS, and dP. dS.
+  /// Turns products into weights: S becomes W, dP becomes dS, dP. becomes dS.
   template <bool some_hidden>
   __device__ __forceinline__ void differentiate(Tile& S, Tile& S_tangent, Tile& dP, Tile& dP_tangent,
                                                 const ColumnSide& column, const Step& at) const {
@@ -293,7 +293,7 @@ struct SecondSm80 {
           continue;
         }
         const tile::ScoreTangent s = tangents.of(score, S[0][n][e], S_tangent[0][n][e], i, j);
-        // Where lse is -inf, every visible score was: the row has no probabilities.
+        // If lse is -inf, so was every visible score: the row has no probabilities.
         const float p = lse < tile::lowest_lse ? 0 : tile::exp(s.score - lse);
         const float above = dP[0][n][e] - delta;
         const float of_score = p * (s.tangent * above + dP_tangent[0][n][e] - lse_tangent * dP[0][n][e] - rest);
@@ -327,9 +327,9 @@ struct SecondSm80 {
     if (some_hidden) {
       ptx::path<"second/sm80 edge tile">();
       if constexpr (hides) {
-        __syncthreads();  // every warp has multiplied: what is not finite may go
+        __syncthreads();  // every warp has multiplied: values that are not finite may be replaced
         clear_nonfinite(column);
-        __syncthreads();  // it has gone
+        __syncthreads();  // they have been replaced
       }
       differentiate<true>(S, S_tangent, dP, dP_tangent, column, at);
     } else {
@@ -368,7 +368,7 @@ struct SecondSm80 {
     }
   }
 
-  /// Through the warp's own rows of a tile. Rows that see nothing, and are not seen, are 0, whatever is in their sums.
+  /// Stores results through the warp's own rows of a tile. Rows without a visible pair are 0, whatever is in their sums.
   template <int width, class To, int blocks>
   __device__ __forceinline__ void store(To& through, const float (&sums)[1][blocks][4], float factor,
                                         const tile::Rows<Element>& to) const {
@@ -399,7 +399,7 @@ struct SecondSm80 {
   }
 };
 
-/// What the other launches need of each row, and O. and lse., where they are asked for. What is in no sequence is cleared.
+/// Writes each row's statistics for the other launches, and O. and lse. if they are wanted. Clears rows of no sequence.
 template <ForwardConfig config>
 __device__ __forceinline__ void second_sm80_rows(const AttentionArgs& args) {
   using Kernel = TangentSm80<config>;

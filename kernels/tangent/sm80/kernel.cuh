@@ -17,9 +17,9 @@
 //     A = A * rescale + W V + P V.
 //   out = O / sum,  lse. = center + sum of W / sum,  O. = A / sum - (lse. - center) out   finish
 //
-// W is rounded to 16 bits. It would lose what is left of S. - lse. where S. is large: center is near lse., so that little is
-// lost. It is what is known of lse. whenever the maximum of a row of the warp has grown. Sums that are relative to the old
-// center are moved to the new one.
+// W is rounded to 16 bits. If S. is large, rounding P S. would lose the difference S. - lse., so the center is subtracted
+// first. The center is the estimate of lse. from the time when the maximum of a row of the warp last grew. Sums that are
+// relative to the old center are then moved to the new one.
 
 #include "ptx/fence.cuh"
 #include "ptx/memory.cuh"
@@ -50,7 +50,7 @@ struct TangentSm80 {
   static constexpr int dim_v = tile::round_up(head_dim_v, columns_of_a_tile);
   static constexpr int q_steps = dim / 16, kv_steps = block_kv / 16;
   static constexpr bool Q_in_registers = q_steps <= 4;
-  // Where nothing is hidden or dropped, a NaN in V belongs to every row; P S. of bfloat16 has the range of floats.
+  // If nothing is hidden or dropped, a NaN in V belongs to every row; P S. of bfloat16 has the range of floats.
   static constexpr bool repairs_rows = tile::Score<features>::hides || features.dropout || type == Type::float16;
   using Element = ptx::Element<type>;
   using Rows = tile::Rows<const Element>;
@@ -70,7 +70,7 @@ struct TangentSm80 {
   struct SharedStorage {
     union {
       QTile Q;
-      OTile O;  // over Q: a warp writes only rows of which it alone has read the queries
+      OTile O;  // replaces Q: a warp writes only rows whose queries it alone has read
     };
     union {
       QTile Q_tangent;
@@ -106,7 +106,7 @@ struct TangentSm80 {
         score(arguments, s, head),
         tangents(arguments, s, head) {}
 
-  /// The next tile to visit: tile_idx, or the nearest before it of which the masks show something; or tiles.begin - 1.
+  /// The next tile to visit: the last one up to tile_idx with a pair that the masks show; else tiles.begin - 1.
   __device__ __forceinline__ int tile_below(int tile_idx, const tile::TileRange& tiles,
                                             tile::VisibleTiles& visible_tiles) const {
     if constexpr (!tile::Score<features>::skips_tiles) return tile_idx;
@@ -245,7 +245,7 @@ struct TangentSm80 {
     const float scale = score.unit_scale();
     float rescale[2];
     rows.template update<0, features.bias || features.score_program>(S[0], scale * tile::log2_e, rescale);
-    float step[2] = {0, 0};  // of the center
+    float step[2] = {0, 0};  // change of the center
     const bool moves = ptx::any(rescale[0] != 1 || rescale[1] != 1);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -378,8 +378,8 @@ struct TangentSm80 {
     }
   }
 
-  /// Writes lse and lse., and O and O. through the warp's own rows of shared memory. `second`: what second derivatives need
-  /// of each row instead of lse and O.
+  /// Writes lse and lse., and O and O. through the warp's own rows of shared memory. `second`: writes each row's statistics
+  /// for second derivatives instead of lse and O.
   template <bool second = false>
   __device__ __forceinline__ void finish() {
     const float scale_log2 = score.unit_scale() * tile::log2_e;
@@ -390,16 +390,16 @@ struct TangentSm80 {
     }
     float lse[2], mu[2], check = 0;  // becomes NaN if a result is not finite
     if constexpr (warpgroups) {
-      __syncthreads();  // a warpgroup reads the queries of all of its rows, over which the results are written
+      __syncthreads();  // a warpgroup reads the queries of all its rows, which the results replace
     } else {
-      __syncwarp();  // all lanes have read the queries, over which the results are written
+      __syncwarp();  // all lanes have read the queries, which the results replace
     }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = warp_row + place.row + 8 * half, i = q_begin + row;
       const bool used = i < sequence.len_q;
       float factor = rows.finish(half, scale_log2, used ? sink : -tile::infinity, lse[half]);
-      // From the center to lse.: of keys, and of the sink, which has the rest of the probability.
+      // From the center to lse.: the share of the keys, and of the sink, which has the rest of the probability.
       const float keys = rows.total(half) * factor;
       float above = sum_of_row(moment[half]) * factor + center[half] * (keys - 1), lse_tangent = above + center[half];
       if (factor == 0) above = lse_tangent = 0;
@@ -446,7 +446,7 @@ struct TangentSm80 {
                                                 lane);
   }
 
-  /// An element of dO; 0 where there is none.
+  /// An element of dO; 0 without dO.
   __device__ __forceinline__ float dO_at(int i, int column) const {
     if (i >= sequence.len_q || column >= head_dim_v) return 0;
     return ptx::to_float(tile::query_rows<const Element, features>(args.dO, sequence, head_idx).row(i)[column]);

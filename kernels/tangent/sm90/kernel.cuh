@@ -1,6 +1,6 @@
 #pragma once
 
-// Forward mode with wgmma and cp.async: sm_90, 16-bit types, heads of up to 128 columns. It is tangent/sm80, loop and all,
+// Forward mode with wgmma and cp.async: sm_90, 16-bit types, heads of up to 128 columns. It has the loop of tangent/sm80
 // with other products: a warpgroup has 64 queries, its accumulators are those of four warps of 16, and K, V and their
 // tangents are read by descriptors instead of ldmatrix. Widths are filled up with zeros to 64 or 128.
 //
@@ -15,13 +15,13 @@ namespace flash_attention {
 
 namespace tangent_sm90_parts {
 
-/// An accumulator as wgmma takes it.
+/// An accumulator in the form of wgmma's operand.
 template <int blocks>
 __device__ __forceinline__ float (&flat(float (&tile)[1][blocks][4]))[4 * blocks] {
   return reinterpret_cast<float(&)[4 * blocks]>(tile);
 }
 
-/// Where 16 columns of a tile begin, in bytes.
+/// The offset of 16 columns of a tile, in bytes.
 template <class Tile>
 __device__ constexpr int column_offset(int step) {
   return step / 4 * Tile::panel_bytes + step % 4 * 32;
