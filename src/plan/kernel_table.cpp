@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "flash_attention/error.h"
+#include "plan/features.h"
 #include "plan/kernel_config.h"
 #include "plan/key_list.h"
 #include "plan/masks.h"
@@ -62,7 +63,8 @@ std::string missing_option(const KernelEntry& entry, const Request& request) {
 }
 
 bool is_unproven(const KernelEntry& entry, const DeviceInfo& device) {
-  return device_traits(device.device).gpu_kernels && !is_last_resort(entry) && std::ranges::find(entry.proven, device.arch) == entry.proven.end();
+  return device_traits(device.device).gpu_kernels && !is_last_resort(entry) &&
+         std::ranges::find(entry.proven, device.arch) == entry.proven.end();
 }
 
 namespace {
@@ -204,7 +206,7 @@ namespace {
 /// Whether lists of blocks may become a block mask: it takes no more memory than Q, and its blocks are those of tiles.
 bool may_become_mask(const Problem& p, Pass pass) {
   constexpr std::int64_t smallest_block = 16;
-  const bool lists = p.key_list.kind == KeyListKind::blocks && p.key_list.block_kv >= smallest_block;
+  const bool lists = p.key_list.block_kv >= smallest_block && features_of(p).key_set;
   if (!lists || p.packed || p.page_size != 0 || p.seq_q == 0 || p.seq_kv == 0 || p.batch == 0) return false;
   if (pass != Pass::forward && pass != Pass::backward) return false;
   const std::int64_t query_bytes = p.batch * p.seq_q * p.heads_q * p.head_dim * static_cast<std::int64_t>(size_of(p.dtype));
@@ -272,10 +274,12 @@ Plan choose_kernel(const Problem& problem, Pass pass, const DeviceInfo& device, 
   throw Error(ErrorCode::unsupported, message);
 }
 
-/// Whether forward/sm90 takes lists of blocks as they are. With few queries kernels of decoding, which gather, are asked first.
-bool takes_lists(const Problem& p, Pass pass, const DeviceInfo& device, std::string_view kernel, std::optional<TileSize> tile) {
+/// Whether forward/sm90 takes lists of blocks, of a problem that may_become_mask(), as they are. With few queries kernels
+/// of decoding, which gather, are asked first.
+bool takes_lists(const Problem& p, Pass pass, const DeviceInfo& device, std::string_view kernel,
+                 std::optional<TileSize> tile) {
   const KernelEntry& entry = sm90_kernels().front();
-  if (pass != Pass::forward || p.key_list.kind != KeyListKind::blocks) return false;
+  if (pass != Pass::forward) return false;
   if (kernel.empty() ? p.seq_q <= max_decode_queries : kernel != entry.name) return false;
   const Request request = make_request(p, device, tile);
   return std::holds_alternative<Offer>(Answers(request, true, !kernel.empty()).take(entry));

@@ -134,7 +134,7 @@ void prepare_masks(const Request& r, Plan& plan) {
   };
   const bool reads = std::any_of(plan.launches.begin(), plan.launches.end(), reads_map);
   if (!reads || p.seq_q == 0 || p.seq_kv == 0) return;
-  p.key_list.kind == KeyListKind::none ? add_map(r, plan) : add_list_map(r, plan);
+  r.features.key_list ? add_list_map(r, plan) : add_map(r, plan);
 }
 
 std::size_t needed_workspace(const Plan& plan, const PreparedMask& prepared) {

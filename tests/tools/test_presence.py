@@ -6,7 +6,7 @@ from pathlib import Path
 PLAN = Path(__file__).resolve().parents[2] / "src" / "plan"
 ASKED = re.compile(
     r"\b(?:p|problem)\.(?:softcap|alibi|sink|dropout_p|causal|attention_chunk|left_padding|bias\.present|mask\.present|"
-    r"hidden_rows\.bounds|block_mask\.block_q|window_(?:left|right) *(?:>=|<) *0)(?!\w)"
+    r"hidden_rows\.bounds|block_mask\.block_q|(?:key_list|bit_mask)\.kind|sequence_windows|window_(?:left|right) *(?:>=|<) *0)(?!\w)"
 )
 
 
@@ -25,7 +25,7 @@ def test_the_planner_asks_features():
 
 
 def test_the_rule_sees_what_it_is_for():
-    asked = ["if (p.softcap != 0)", "problem.bias.present &&", "p.window_left >= 0", "p.window_right < 0", "!p.sink"]
+    asked = ["if (p.softcap != 0)", "problem.bias.present &&", "p.window_left >= 0", "p.window_right < 0", "!p.sink", "p.key_list.kind =="]
     assert all(questions(line) for line in asked)
     allowed = ["r.features.softcap", "p.window_left + p.window_right <= 128", "p.window_right > 0", "plan.mask.present"]
     assert not any(questions(line) for line in allowed)

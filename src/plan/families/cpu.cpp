@@ -370,16 +370,14 @@ Plan lay_out_listed_backward(const Request& r) {
   return plan;
 }
 
-std::string reject_listed(const Problem& problem) {
-  return problem.key_list.kind == KeyListKind::none ? "takes lists of keys alone" : "";
-}
+std::string reject_listed(const Request& r) { return r.features.key_list ? "" : "takes lists of keys alone"; }
 
 Answer plan_listed(const Request& r) {
-  return offer_unless(reject_listed(r.problem),
+  return offer_unless(reject_listed(r),
                       [&] { return plan_of_tiles(cpu_block_q(r.device.isa), cpu_block_kv, r.device); });
 }
 Answer plan_listed_backward(const Request& r) {
-  return offer_unless(reject_listed(r.problem), [&] { return lay_out_listed_backward(r); });
+  return offer_unless(reject_listed(r), [&] { return lay_out_listed_backward(r); });
 }
 
 Plan lay_out_tangent(const Request& r) { return plan_of_tiles(cpu_block_q(r.device.isa), cpu_block_kv, r.device); }

@@ -22,8 +22,9 @@ std::int64_t row_blocks(const Problem& p) {
   return p.batch * list_rows(p) * list_units(p) * chunks;
 }
 
-std::string reject(const Problem& p) {
-  if (p.key_list.kind == KeyListKind::none) return "takes lists of keys alone";
+std::string reject(const Request& r) {
+  const Problem& p = r.problem;
+  if (!r.features.key_list) return "takes lists of keys alone";
   const std::int64_t most = std::max({row_blocks(p), p.batch * p.heads_kv * p.seq_kv, list_rows(p) * p.key_list.entries,
                                       p.key_list.block_q * stacked_heads(p)});
   return most > std::numeric_limits<int>::max() ? "more than 2^31 tiles, or entries of a sequence" : "";
@@ -89,10 +90,10 @@ Plan lay_out_backward(const Problem& p) {
 }
 
 Answer plan_forward(const Request& r) {
-  return offer_unless(reject(r.problem), [&] { return lay_out_forward(r.problem); });
+  return offer_unless(reject(r), [&] { return lay_out_forward(r.problem); });
 }
 Answer plan_backward(const Request& r) {
-  return offer_unless(reject(r.problem), [&] { return lay_out_backward(r.problem); });
+  return offer_unless(reject(r), [&] { return lay_out_backward(r.problem); });
 }
 
 }  // namespace

@@ -27,9 +27,10 @@ bool takes_boxes(const Request& r) {
 
 /// The number of row tiles of a key head, if all sequences have the same number. Blocks with the same keys then work
 /// side by side, and keys are read from memory once. With more row tiles, each would have too few blocks.
-std::int64_t rows_side_by_side(const Problem& problem, const DeviceInfo& device) {
-  if (problem.key_list.kind != KeyListKind::none) return 1;  // tiles of rows read different keys
-  const std::int64_t most = std::min(16, device.num_sms);
+std::int64_t rows_side_by_side(const Request& r) {
+  const Problem& problem = r.problem;
+  if (r.features.key_list) return 1;  // tiles of rows read different keys
+  const std::int64_t most = std::min(16, r.device.num_sms);
   const std::int64_t tiles = (decode_rows(problem) + abi::mla_block_q - 1) / abi::mla_block_q;
   return problem.packed || problem.seqused_q || tiles > most ? 1 : std::max<std::int64_t>(tiles, 1);
 }
@@ -37,12 +38,12 @@ std::int64_t rows_side_by_side(const Problem& problem, const DeviceInfo& device)
 /// Thread blocks of a tile of rows: as many as there are SMs, or a few less, so that each has whole items if all are of
 /// equal length. If blocks share an item, each pays about two KV blocks: for Q, the first copies, a part, and the
 /// merge.
-std::int64_t blocks_of_rows(const Problem& problem, const DeviceInfo& device) {
-  const std::int64_t most = std::min(device.num_sms, abi::decode_max_blocks) / rows_side_by_side(problem, device);
+std::int64_t blocks_of_rows(const Request& r) {
+  const Problem& problem = r.problem;
+  const std::int64_t most = std::min(r.device.num_sms, abi::decode_max_blocks) / rows_side_by_side(r);
   const std::int64_t group = problem.heads_q / problem.heads_kv;
   const std::int64_t of_list = problem.seq_q * ((group + abi::mla_block_q - 1) / abi::mla_block_q);  // tiles of rows
-  const bool lists = problem.key_list.kind != KeyListKind::none;
-  const std::int64_t items = problem.batch * problem.heads_kv * (lists ? of_list : 1);
+  const std::int64_t items = problem.batch * problem.heads_kv * (r.features.key_list ? of_list : 1);
   if (most == 0 || items == 0) return most;
   const std::int64_t each = (items + most - 1) / most, whole = (items + each - 1) / each;
   return 100 * whole >= 95 * most ? whole : most;
@@ -60,7 +61,7 @@ abi::ForwardConfig configure(const Request& r) {
           .num_stages = abi::mla_stages,
           .group = static_cast<int>(problem.heads_q / problem.heads_kv),
           .producer_warp = takes_boxes(r),
-          .row_grid = rows_side_by_side(problem, r.device) > 1};
+          .row_grid = rows_side_by_side(r) > 1};
 }
 
 std::string reject(const Request& r) {
@@ -107,11 +108,10 @@ std::vector<MapLayout> maps_of(const Problem& p) {
   return maps;
 }
 
-Plan lay_out(const Problem& problem, const DeviceInfo& device, const abi::ForwardConfig& config) {
+Plan lay_out(const Request& r, const abi::ForwardConfig& config) {
   Plan plan{.block_q = config.block_q, .block_kv = config.block_kv};
-  if (config.producer_warp) plan.maps = maps_of(problem);
-  const std::int64_t blocks =
-      reserve_decode_parts(problem, config, blocks_of_rows(problem, device) * rows_side_by_side(problem, device), plan);
+  if (config.producer_warp) plan.maps = maps_of(r.problem);
+  const std::int64_t blocks = reserve_decode_parts(r.problem, config, blocks_of_rows(r) * rows_side_by_side(r), plan);
   add_launch(plan,
              {.unit = "decode/mla_sm90",
               .entry = "decode_mla_sm90",
@@ -120,7 +120,7 @@ Plan lay_out(const Problem& problem, const DeviceInfo& device, const abi::Forwar
               .shared_bytes = abi::mla_shared_bytes},
              blocks);
   if (config.row_grid && blocks > 0) {
-    const auto rows = static_cast<int>(rows_side_by_side(problem, device));
+    const auto rows = static_cast<int>(rows_side_by_side(r));
     plan.launches.back().grid = {static_cast<int>(blocks) / rows, rows, 1};
   }
   return plan;
@@ -131,7 +131,7 @@ Answer plan_mla(const Request& r) {
   if (!reason.empty()) return Refusal{std::move(reason)};
   const abi::ForwardConfig config = configure(r);
   if (decode_tiles(r.problem, config) > std::numeric_limits<int>::max()) return Refusal{"more than 2^31 tiles"};
-  return Offer{lay_out(r.problem, r.device, config)};
+  return Offer{lay_out(r, config)};
 }
 
 }  // namespace

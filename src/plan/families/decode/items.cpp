@@ -27,17 +27,16 @@ std::int64_t parts_of_item(const Problem& problem, const abi::ForwardConfig& con
 
 std::int64_t decode_rows(const Problem& problem) { return problem.heads_q / problem.heads_kv * problem.seq_q; }
 
-std::int64_t keys_of_item(const Problem& problem) {
-  const KeyList& list = problem.key_list;
-  return list.kind == KeyListKind::none ? problem.seq_kv : list.entries * list.block_kv;
+std::int64_t keys_of_item(const Problem& problem, const abi::Features& features) {
+  return features.key_list ? problem.key_list.entries * problem.key_list.block_kv : problem.seq_kv;
 }
 
-std::int64_t rows_of_item(const Problem& problem) {
-  return problem.key_list.kind == KeyListKind::none ? decode_rows(problem) : problem.heads_q / problem.heads_kv;
+std::int64_t rows_of_item(const Problem& problem, const abi::Features& features) {
+  return features.key_list ? problem.heads_q / problem.heads_kv : decode_rows(problem);
 }
 
 std::int64_t tiles_of_item(const Problem& problem, const abi::ForwardConfig& config) {
-  return std::max<std::int64_t>(1, ceil_div(keys_of_item(problem), config.block_kv));
+  return std::max<std::int64_t>(1, ceil_div(keys_of_item(problem, config.features), config.block_kv));
 }
 
 std::int64_t items_of(const Problem& problem, const abi::ForwardConfig& config) {

@@ -11,10 +11,10 @@ namespace flash_attention::plan {
 std::int64_t decode_rows(const Problem& problem);
 
 /// Keys of an item: of a sequence, or of a list.
-std::int64_t keys_of_item(const Problem& problem);
+std::int64_t keys_of_item(const Problem& problem, const abi::Features& features);
 
 /// Rows that may share an item. With lists, the rows of one query.
-std::int64_t rows_of_item(const Problem& problem);
+std::int64_t rows_of_item(const Problem& problem, const abi::Features& features);
 
 /// Tiles of keys of all items. A bound, since only the device knows the lengths.
 double decode_tiles(const Problem& problem, const abi::ForwardConfig& config);

@@ -56,16 +56,18 @@ std::string reject_kind(const Request& r) {
 /// With full tiles, one for each SM, kernels for many queries are five times as fast (H200: about 780 TFLOP/s, 140 here).
 /// If fewer than a fifth of those rows are in use, this kernel is faster, because it splits keys. Measured at 32 heads over
 /// 16384 keys: 128 queries 167 us there and 240 here, 64 queries 178 and 142.
-std::string prefers_prefill(const Problem& problem, const DeviceInfo& device) {
+std::string prefers_prefill(const Request& r) {
+  const Problem& problem = r.problem;
   constexpr std::int64_t tile_rows = 128, faster = 5;
-  if (problem.key_list.kind != KeyListKind::none) {
-    if (problem.key_list.kind == KeyListKind::keys || problem.seq_q <= max_queries) return "";
-    return "more than " + std::to_string(max_queries) + " queries of a sequence: neighbours share the blocks of their lists";
+  if (r.features.key_list) {
+    if (!r.features.key_set || problem.seq_q <= max_queries) return "";
+    return "more than " + std::to_string(max_queries) +
+           " queries of a sequence: neighbours share the blocks of their lists";
   }
   const std::int64_t mean = problem.packed ? problem.total_q / std::max<std::int64_t>(1, problem.batch) : problem.seq_q;
   const std::int64_t row_tiles = ceil_div(std::max<std::int64_t>(mean, 1), tile_rows);
-  const std::int64_t at_once = std::min<std::int64_t>(row_tiles * problem.heads_q * problem.batch, device.num_sms);
-  if (mean <= max_queries || faster * at_once * mean < device.num_sms * row_tiles * tile_rows) return "";
+  const std::int64_t at_once = std::min<std::int64_t>(row_tiles * problem.heads_q * problem.batch, r.device.num_sms);
+  if (mean <= max_queries || faster * at_once * mean < r.device.num_sms * row_tiles * tile_rows) return "";
   return "more than " + std::to_string(max_queries) + " queries of a sequence: a tile of rows for each head is faster";
 }
 
@@ -136,7 +138,8 @@ Answer plan_decode(const Request& r, bool by_tma) {
   if ((r.tile || r.num_stages > 0) && (problem.invariant || *problem.kv_dtype != problem.dtype))
     return Refusal{"has one tile where bits are invariant or those of 16-bit keys"};
   const std::optional<abi::ForwardConfig> config = choose_decode_tile(r, by_tma);
-  if (!config && r.tile) return refuse_tile(*r.tile, "its rows are 8 to 64, as many as there are, and its keys 32, 64 or 128");
+  if (!config && r.tile)
+    return refuse_tile(*r.tile, "its rows are 8 to 64, as many as there are, and its keys 32, 64 or 128");
   if (!config) return Refusal{"needs more shared memory"};
   if (problem.seq_q > max_queries && problem.page_size == 0 && !problem.invariant && !problem.latent &&
       !r.features.key_list) {
@@ -146,7 +149,7 @@ Answer plan_decode(const Request& r, bool by_tma) {
   if (by_tma) {
     if (std::string reason = reject_tma(problem, *config); !reason.empty()) return Refusal{std::move(reason)};
   }
-  return Offer{lay_out(problem, r.device, *config), prefers_prefill(problem, r.device)};
+  return Offer{lay_out(problem, r.device, *config), prefers_prefill(r)};
 }
 
 Answer plan_sm80(const Request& r) { return plan_decode(r, false); }

@@ -14,20 +14,21 @@ namespace {
 /// 16 rows are best: for each 16 rows a few tiles of keys are read from L2 once more. 8 x 64/4 x 1024 with 4 queries
 /// takes 17.2 us, with 32 rows 19.1, with 64 21.6. If few SMs would have an item, 32 rows: 32 x 8/1 x 4096 with 8
 /// queries 37.4 us, with 64 41.2; but 8 x 32/8 x 4096 with 16 queries 54.4 and 49.2, 64 x 64/4 x 2048 105.5 and 90.2.
-std::int64_t max_rows(const Problem& problem, const DeviceInfo& device) {
+std::int64_t max_rows(const Request& request) {
+  const Problem& problem = request.problem;
   constexpr std::int64_t tile_keys = 128, most = 64;
   if (problem.head_dim_v > 128) return 16;
-  if (device.arch != 90 || problem.key_list.kind != KeyListKind::none) return most;
-  const std::int64_t heads = problem.batch * problem.heads_kv, rows = decode_rows(problem), sms = device.num_sms;
+  if (request.device.arch != 90 || request.features.key_list) return most;
+  const std::int64_t heads = problem.batch * problem.heads_kv, rows = decode_rows(problem), sms = request.device.num_sms;
   if (heads * ceil_div(problem.seq_kv, tile_keys) <= 2 * sms && heads * ceil_div(rows, 16) >= sms - sms / 16) return 16;
   return 9 * heads * ceil_div(rows, most) < 4 * sms ? 32 : most;
 }
 
-int block_q_of(const Problem& problem, const DeviceInfo& device) {
-  if (problem.invariant) return 16;  // in the fixed order there are no registers for the sums of more rows
-  const std::int64_t most = max_rows(problem, device);
+int block_q_of(const Request& request) {
+  if (request.problem.invariant) return 16;  // in the fixed order there are no registers for the sums of more rows
+  const std::int64_t most = max_rows(request);
   for (const int rows : {8, 16, 32}) {
-    if (rows_of_item(problem) <= rows || rows == most) return rows;
+    if (rows_of_item(request.problem, request.features) <= rows || rows == most) return rows;
   }
   return 64;
 }
@@ -61,28 +62,29 @@ int ordered_keys(const Problem& problem, const abi::Features& f) {
 }
 
 /// The number of items, if the rows that may share one fit in it.
-std::int64_t num_items(const Problem& problem) {
-  return problem.batch * problem.heads_kv * (problem.key_list.kind == KeyListKind::none ? 1 : problem.seq_q);
+std::int64_t num_items(const Request& request) {
+  const Problem& problem = request.problem;
+  return problem.batch * problem.heads_kv * (request.features.key_list ? problem.seq_q : 1);
 }
 
 /// Whether blocks have long runs of few items. Then two groups of four warps take tiles in turn. Each tile has twice the
 /// keys, so there are a quarter fewer instructions, which bound 8-bit keys: they take 0.87 to 0.89 of the time. 16-bit keys
 /// must have the same bits and take 1.00 to 1.01 (H200, 1 x 131072, 16 x 16384, 8 x 32768); with shorter runs 1.02 to 1.05.
-bool has_long_runs(const Problem& problem, const DeviceInfo& device) {
+bool has_long_runs(const Request& request) {
   constexpr std::int64_t long_keys = 16384, long_run = 24 * 128;
-  const std::int64_t keys = keys_of_item(problem);
-  return keys >= long_keys && keys * num_items(problem) >= long_run * device.num_sms;
+  const std::int64_t keys = keys_of_item(request.problem, request.features);
+  return keys >= long_keys && keys * num_items(request) >= long_run * request.device.num_sms;
 }
 
 /// Whether items have at most 128 keys, and each SM has several.
-bool has_short_items(const Problem& problem, const DeviceInfo& device) {
-  return keys_of_item(problem) <= 128 && num_items(problem) >= 2 * device.num_sms;
+bool has_short_items(const Request& request) {
+  return keys_of_item(request.problem, request.features) <= 128 && num_items(request) >= 2 * request.device.num_sms;
 }
 
 /// Whether each SM has an item or more. If not, few items are split, and a warp's rows are merged one after another:
 /// then eight warps are better (1 x 64/4 x 16384: 25.3 us, 29.6 with four).
-bool has_whole_items(const Problem& problem, const DeviceInfo& device) {
-  return num_items(problem) >= device.num_sms - device.num_sms / 16;
+bool has_whole_items(const Request& request) {
+  return num_items(request) >= request.device.num_sms - request.device.num_sms / 16;
 }
 
 /// The largest tile of which two stages fit. docs/lab/decode.md has the measurements (H200). Tiles of 128 keys with two
@@ -108,9 +110,9 @@ std::optional<abi::ForwardConfig> configure(const Request& request, bool produce
   const abi::Features& features = config.features;
   const bool free =
       usual && device.arch == 90 && !features.softcap && !features.bias && !features.alibi && !problem.invariant;
-  const bool long_runs = free && block_q <= 16 && has_long_runs(problem, device);
-  const bool few_warps = narrow || (free && block_q == 16 && !long_runs && has_whole_items(problem, device));
-  const int max_keys = free && block_q <= 8 && has_short_items(problem, device) ? 64 : 128;
+  const bool long_runs = free && block_q <= 16 && has_long_runs(request);
+  const bool few_warps = narrow || (free && block_q == 16 && !long_runs && has_whole_items(request));
+  const int max_keys = free && block_q <= 8 && has_short_items(request) ? 64 : 128;
   for (const Tile tile : {Tile{128, few_warps ? 4 : 8,
                                (narrow          ? 64
                                 : producer_warp ? 192
@@ -143,7 +145,7 @@ std::optional<abi::ForwardConfig> configure(const Request& request, bool produce
 
 std::optional<abi::ForwardConfig> choose_decode_tile(const Request& request, bool producer_warp) {
   const Problem& problem = request.problem;
-  for (int block_q = block_q_of(problem, request.device); block_q >= (problem.invariant ? 16 : 8); block_q /= 2) {
+  for (int block_q = block_q_of(request); block_q >= (problem.invariant ? 16 : 8); block_q /= 2) {
     if (const auto config = configure(request, producer_warp, block_q)) return config;
   }
   return std::nullopt;

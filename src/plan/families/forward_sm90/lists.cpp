@@ -40,7 +40,7 @@ std::int64_t list_bit_bytes(const Problem& p) {
 std::string reject_lists(const Request& r) {
   const Problem& p = r.problem;
   const abi::Features& f = r.features;
-  if (p.key_list.kind != KeyListKind::blocks) return "takes lists of blocks of keys, not of keys";
+  if (!f.key_set) return "takes lists of blocks of keys, not of keys";
   if (p.packed || p.page_size != 0) return "takes no lists of packed sequences, and none over pages";
   if (p.key_list.block_kv % abi::mask_unit != 0) return "takes lists of blocks of a multiple of 64 keys";
   if (count_score_options(f) > int{f.softcap} || f.has_mask_data() || f.has_statistics() || f.left_padding || p.invariant)
@@ -89,7 +89,8 @@ Plan lay_out_lists(const Request& bits, const TileSize& tile) {
     using enum MapSource;
     if (stacked == 1 || (map.source != q && map.source != out)) continue;
     const bool queries = map.source == q;
-    const MapRows rows = query_rows(p, map.source, queries ? p.q_strides : p.out_strides, queries ? p.head_dim : p.head_dim_v);
+    const MapRows rows =
+        query_rows(p, map.source, queries ? p.q_strides : p.out_strides, queries ? p.head_dim : p.head_dim_v);
     map = stacked_rows_map(map.slot, rows, p.heads_kv, map_warpgroup_rows, stacked);
   }
   // Lists are about as long as each other: blocks take row tiles in turn.
