@@ -88,7 +88,10 @@ __device__ __forceinline__ TaskOrder task_order(const AttentionArgs& args) {
   return order;
 }
 /// The tile of keys of a task. Its head is a split of a group: each key head has num_gqa_splits() of them.
-struct KeyBlock : tile::BlockCoordinates {
+struct KeyBlock {
+  int tile_idx;
+  int head_idx;
+  int batch_idx;
   int part;  // of the queries, if the tile is split
 };
 template <BackwardConfig config>
@@ -97,7 +100,7 @@ __device__ __forceinline__ KeyBlock key_block_of(const AttentionArgs& args, int 
   const auto place = task_order<config>(args)[task_idx];
   // Tasks that accumulate in order begin with the last keys (ordered_sums.cuh).
   const int tile_idx = Shape<config>::ordered ? task_order<config>(args).num_tiles - 1 - place.tile : place.tile;
-  return {{tile_idx, place.head % heads, place.head / heads}, place.part};
+  return {tile_idx, place.head % heads, place.head / heads, place.part};
 }
 
 /// The latest tasks of a block: one lane takes tasks from the counter, all other threads read them here.
