@@ -3,7 +3,6 @@
 #include <memory>
 #include <optional>
 
-#include "api/ahead.h"
 #include "api/checks/program_options.h"
 #include "api/checks/validate.h"
 #include "api/guard.h"
@@ -11,13 +10,27 @@
 #include "api/prepared.h"
 #include "api/program.h"
 #include "api/watchdog.h"
+#include "flash_attention/error.h"
 #include "flash_attention/planned_call.h"
 #include "flash_attention/runtime.h"
+#include "jit/background/ahead.h"
 #include "plan/masks.h"
 #include "support/settings.h"
 
 namespace flash_attention {
 namespace {
+
+/// Begins to compile the kernels of a later call, and returns. Does nothing if that call compiles nothing, or would be
+/// refused: the call itself then says why.
+void compile_ahead(const Problem& problem, Pass pass, const Options& options) {
+  if (!device_traits(options.device).streams) return;
+  try {
+    const auto later = api::prepare(problem, pass, {.device = options.device});  // a kernel's name is for one pass only
+    if (later->is_loaded()) return;
+    jit::compile_ahead(jit::make_keys(later->plan, later->device.arch));
+  } catch (const Error&) {
+  }
+}
 
 void run(const Problem& problem, const api::Prepared& prepared, const Buffers& given, const Options& options) {
   std::optional<Buffers> with_slopes;
@@ -30,7 +43,7 @@ void run(const Problem& problem, const api::Prepared& prepared, const Buffers& g
   const bool sums = buffers.dsink != nullptr || buffers.dbias != nullptr || prepared.problem.program_gradients != 0;
   if (prepared.problem.batch == 0 && !sums) return;
   if (options.backward_follows && !prepared.is_loaded()) [[unlikely]]
-    api::compile_ahead(problem, Pass::backward, options);
+    compile_ahead(problem, Pass::backward, options);
   prepared.kernel(options.stream).launch(prepared.problem, prepared.plan, buffers, options);
   if (support::settings().check && prepared.plan.shared_rows == 0) [[unlikely]]  // a part of a pass has no result yet
     api::watch(prepared, buffers, options);

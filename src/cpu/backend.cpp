@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <fstream>
 #include <new>
 #include <optional>
@@ -16,7 +17,6 @@
 #include "cpu/region.h"
 #include "cpu/tails.h"
 #include "cpu/threads/parallel.h"
-#include "cpu/work.h"
 #include "flash_attention/error.h"
 #include "launch/cpu_call.h"
 
@@ -30,6 +30,21 @@ std::string model_name() {
     if (line.starts_with("model name")) return line.substr(line.find(':') + 2);
   }
   return {};
+}
+
+/// The work of a call, in multiplications of a product at its peak: a million take about 25 us on a core with AVX-512.
+double multiplications(const Problem& problem, Pass pass) {
+  // A single row takes the time of four rows, and a few keys that of eight keys.
+  const auto rows = static_cast<double>(std::max<std::int64_t>(problem.heads_q * problem.seq_q, 4 * problem.heads_kv));
+  const std::int64_t listed = problem.key_list.entries * problem.key_list.block_kv;
+  const std::int64_t seen = problem.key_list.kind == KeyListKind::none ? problem.seq_kv : listed;
+  const auto keys = static_cast<double>(std::max<std::int64_t>(seen, 8));
+  const double scores = static_cast<double>(problem.batch) * rows * keys;
+  double products = 1;  // two
+  if (pass == Pass::backward || pass == Pass::standard_backward) products = 2.5;
+  if (pass == Pass::tangent) products = 3;
+  if (pass == Pass::second) products = 8;
+  return products * scores * static_cast<double>(problem.head_dim + problem.head_dim_v);
 }
 
 /// Tile buffers of one thread, allocated at its first item and kept until it ends. A call may be later still, from the
