@@ -19,24 +19,12 @@ from torch import Tensor
 from flash_attention import functional
 from flash_attention.arguments.keywords import refuse_keywords
 from flash_attention.arguments.names import Renamed
+from flash_attention.compat.flash_attn.flash_attn_interface import NAMES
 from flash_attention.compat.flash_attn_3 import with_qv
 from flash_attention.flex.block_mask import BlockMask
 from flash_attention.torch_cache import attention_over_cache
 
 __all__ = ["flash_attn_func", "flash_attn_varlen_func"]
-
-
-# The callers' names for our arguments.
-_NAMES = {
-    "window": "window_size",
-    "window_left": "window_size[0]",
-    "window_right": "window_size[1]",
-    "scale": "softmax_scale",
-    "sink": "learnable_sink",
-    "cu_seqlens_kv": "cu_seqlens_k",
-    "seqused_kv": "seqused_k",
-    "max_seqlen_kv": "max_seqlen_k",
-}
 
 
 def flash_attn_func(
@@ -80,7 +68,7 @@ def flash_attn_func(
     options |= mods.options(score_mod, mask_mod, block_sparse_tensors)
     if qv is not None:
         q, k, softmax_scale = with_qv(q, k, v, qv, softmax_scale)
-    with Renamed(_NAMES):
+    with Renamed(NAMES):
         found = functional.attention(q, k, v, scale=softmax_scale, return_lse=return_lse, **options)
     out, lse = found if return_lse else (found, None)
     return out, lse if lse is None or qv is None else lse.transpose(1, 2)
@@ -153,7 +141,7 @@ def flash_attn_varlen_func(
         if qv is not None:
             q, k, softmax_scale = with_qv(q, k, v, qv, softmax_scale)
         options |= {"page_table": page_table, "seqused_kv": seqused_k, "seqused_q": seqused_q}
-        with Renamed(_NAMES):
+        with Renamed(NAMES):
             found = attention_over_cache(
                 q, k, v, cu_seqlens_q=starts_q, max_seqlen_q=most_q, scale=softmax_scale, return_lse=return_lse, **options
             )
@@ -167,7 +155,7 @@ def flash_attn_varlen_func(
         mods = _Mods(aux_tensors, aux_scalars, _Lengths(*lengths, starts_q, starts_k))
         options |= mods.options(score_mod, mask_mod, None)
         options |= {"max_seqlen_q": most_q, "max_seqlen_kv": most_k, "seqused_q": seqused_q, "seqused_kv": seqused_k}
-        with Renamed(_NAMES):
+        with Renamed(NAMES):
             found = functional.attention_packed(
                 q, k, v, starts_q, starts_k, scale=softmax_scale, return_lse=return_lse, **options
             )

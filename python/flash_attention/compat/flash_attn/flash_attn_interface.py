@@ -52,8 +52,8 @@ def __getattr__(name: str):
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-# The callers' names for our arguments.
-_NAMES = {
+# The callers' names for our arguments, also those of FlashAttention-4.
+NAMES = {
     "window": "window_size",
     "window_left": "window_size[0]",
     "window_right": "window_size[1]",
@@ -63,7 +63,7 @@ _NAMES = {
     "seqused_kv": "seqused_k",
     "max_seqlen_kv": "max_seqlen_k",
 }
-_CALLER = Caller(names=_NAMES, any_form=True, function="flash_attn_func")
+_CALLER = Caller(names=NAMES, any_form=True, function="flash_attn_func")
 
 USE_TRITON_ROCM = False  # asked by FlashAttention-2's tests, as is the next
 
@@ -330,7 +330,7 @@ def _options(dropout_p, scale, causal, window, softcap, alibi_slopes, determinis
 
 def _with_probs(q, k, v, options, return_attn_probs):
     """FlashAttention-2's results: out, or (out, softmax_lse, S_dmask)."""
-    with Renamed(_NAMES):
+    with Renamed(NAMES):
         if not return_attn_probs:
             return padded(q, k, v, **options)
         if not options["dropout_p"]:
