@@ -27,9 +27,9 @@ void print_overview(std::FILE* file) {
       "  flash-attention bench                                   flash against standard attention, by length\n"
       "  flash-attention tune                                    measure tiles and kernels here, keep the fastest\n"
       "  flash-attention ladder                                  from a naive kernel to a fast one, step by step\n"
-      "  flash-attention VERB --help                             what a verb does and takes\n"
-      "\nExit codes: 0 good, 1 a check failed, 2 a request that cannot be served, 3 device or compiler not here,\n"
-      "4 out of memory, 5 a kernel does not compile, 6 the device failed, 7 a bug of ours, 8 the output\n"
+      "  flash-attention VERB --help                             what a verb does, and its flags\n"
+      "\nExit codes: 0 good, 1 a check failed, 2 a request that cannot be served, 3 device or compiler missing,\n"
+      "4 out of memory, 5 a kernel does not compile, 6 the device failed, 7 a bug of this library, 8 the output\n"
       "could not be written, 130 interrupted.\n",
       file);
 }

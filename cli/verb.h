@@ -9,15 +9,15 @@
 namespace flash_attention::cli {
 
 /// Exit codes of the command, in addition to 0. An Error exits with its own code. 2: a request that cannot be served (a
-/// wrong flag, a refused problem, no kernel for it). 3: no such device or compiler here. 4: out of memory. 5: a kernel
-/// does not compile. 6: the device fails. 7: a bug of ours.
+/// wrong flag, a refused problem, no kernel for it). 3: the device or compiler is missing. 4: out of memory. 5: a kernel
+/// does not compile. 6: the device fails. 7: a bug of this library.
 enum ExitCode { ok = 0, check_failed = 1, bad_usage = 2, output_lost = 8, interrupted_by_user = 130 };
 
 /// One word after `flash-attention`. Each lives in the file of its name and is listed in main.cpp.
 struct Verb {
   std::string_view name;
   std::string_view summary;  ///< one line, for the list of verbs
-  std::string_view about;    ///< what it teaches: usage, what is printed, examples
+  std::string_view about;    ///< the help text: usage, output, examples
   std::size_t max_words = 0;
   std::vector<Flag> flags;
   int (*run)(const Arguments& arguments);

@@ -17,7 +17,7 @@ std::string source_of(const std::string& embedded_name) {
   throw Error(ErrorCode::internal, "the ladder's " + embedded_name + " is not embedded");
 }
 
-/// Whether the rung refuses 16-bit tensors where it has its instructions: then it is one for 8 bits.
+/// Whether the rung refuses 16-bit tensors on a device that has its instructions: then it is a rung for 8 bits.
 bool is_narrow(const KernelSummary& kernel) {
   if (!device_traits(kernel.device).gpu_kernels) return false;
   const DeviceInfo hopper{.device = {.kind = DeviceKind::cuda}, .arch = 90, .num_sms = 132, .shared_bytes = 227 << 10};

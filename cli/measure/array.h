@@ -19,7 +19,7 @@ class Array {
   void* device() const { return on_gpu_ ? on_gpu_->data() : host_.get(); }
   std::size_t bytes() const { return bytes_; }
 
-  void upload() const;    ///< host to device; nothing to do where they are one
+  void upload() const;    ///< host to device; does nothing if they share memory
   void download() const;  ///< device to host
 
  private:

@@ -27,7 +27,7 @@ struct CountedLaunch {
   std::map<std::string, double, std::less<>> values;
 };
 
-/// From what `ncu --csv --page raw` printed. Throws Error(unavailable) where it holds no launch.
+/// Reads the output of `ncu --csv --page raw`. Throws Error(unavailable) if it contains no launch.
 std::vector<CountedLaunch> parse_counters(const std::string& text);
 
 }  // namespace flash_attention::cli

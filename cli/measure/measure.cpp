@@ -73,7 +73,7 @@ void time_calls(const Workload& work, const MeasureLimits& limits, Measurement& 
 
 void run_forward(Workload& work) {
   const Options given = work.options;
-  work.options.kernel = {}, work.options.tile = {};  // a choice for the backward pass is none for the forward
+  work.options.kernel = {}, work.options.tile = {};  // a choice for the backward pass does not apply to forward
   const auto workspace = attach_workspace(work, Pass::forward);
   call(work, Pass::forward);
   work.options.kernel = given.kernel, work.options.tile = given.tile;

@@ -20,7 +20,7 @@ std::int64_t status_bytes(const std::string& field) {
 
 MemoryMeter::MemoryMeter() {
   std::ofstream clear("/proc/self/clear_refs");
-  clear << "5" << std::flush;  // the peak becomes what is resident now
+  clear << "5" << std::flush;  // the peak becomes the present resident memory
   if (clear) before_ = status_bytes("VmRSS");
 }
 

@@ -4,7 +4,7 @@
 
 namespace flash_attention::cli {
 
-/// Measures how far the resident memory of this process rises above where it stood (Linux: VmHWM, reset by clear_refs).
+/// Measures how much the resident memory of this process rises above its start (Linux: VmHWM, reset by clear_refs).
 class MemoryMeter {
  public:
   MemoryMeter();

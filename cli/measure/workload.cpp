@@ -93,8 +93,8 @@ std::int64_t seen_units(const Problem& p, std::int64_t row) {
   return (keys + list.block_kv - 1) / list.block_kv;
 }
 
-/// A list for each sequence, block of queries and head: different entries of those that the queries may see, and -1 behind
-/// them where there are not so many. Causal lists of blocks begin with the last one, where the queries are themselves.
+/// A list for each sequence, block of queries and head: different entries of those that the queries may see, followed by -1
+/// if there are not so many. Causal lists of blocks begin with the last visible block, which holds the queries themselves.
 Array random_lists(Device device, const Problem& p, std::uint64_t seed) {
   const KeyList& list = p.key_list;
   const std::int64_t rows = (p.seq_q + list.block_q - 1) / list.block_q;

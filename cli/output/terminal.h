@@ -12,7 +12,7 @@ bool interrupted();
 /// Whether somebody reads stderr.
 bool on_terminal();
 
-/// One line on stderr that says what is going on; shown only where stderr is a terminal, gone when done.
+/// One line of progress on stderr; shown only if stderr is a terminal, and erased at the end.
 class Progress {
  public:
   Progress() = default;

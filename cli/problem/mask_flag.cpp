@@ -40,7 +40,7 @@ const Kind& kind_of(std::string_view name) {
   return *std::ranges::find_if(kinds, [&](const Kind& kind) { return kind.name == name; });
 }
 
-/// The numbers that make a program of a template; nothing where it is another one.
+/// The numbers with which a template gives this program; nothing if it cannot.
 std::optional<Numbers> match(const Kind& kind, std::string_view text) {
   Numbers numbers(kind.count, -1);
   std::size_t at = 0;

@@ -24,7 +24,7 @@ struct MaskFlag {
 /// From "kind:number,number"; refuses unknown kinds.
 MaskFlag mask_from(std::string_view text);
 
-/// The mask whose program a problem has; nothing where it is another program, or none.
+/// The mask whose program a problem has; nothing if it has another program, or none.
 std::optional<MaskFlag> mask_of(const Problem& problem);
 
 /// Which part of the pairs that window, causal and chunks leave a mask shows, counted on at most 512 queries.

@@ -161,7 +161,7 @@ Text tell_lists(const Problem& problem) {
   return text + (list.heads != 1 ? format(" (%lld heads)", whole(list.heads)) : Text());
 }
 
-// One row for each, in the order of the help and of what is told. Defaults that follow another flag come after it.
+// One row for each flag, in the order of the help and of the description. A default that follows another flag is after it.
 const ProblemFlag flag_table[] = {
     {{"batch", "N", "sequences in the batch", "1"},
      [](Problem& p, const Arguments& a) { p.batch = a.integer("batch", 0); },

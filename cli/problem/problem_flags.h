@@ -7,7 +7,7 @@
 
 namespace flash_attention::cli {
 
-/// The flags that describe a problem and where it runs; shared by run, bench, plan and compile.
+/// The flags that describe a problem and choose its device; shared by run, bench, plan and compile.
 std::vector<Flag> problem_flags();
 
 /// K and V of the problem in pages; 0: as they are. As many pages as the keys need.

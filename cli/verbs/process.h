@@ -14,7 +14,7 @@ struct Finished {
 /// Runs a program of the PATH and waits for it.
 Finished run_program(const std::vector<std::string>& words);
 
-/// Where a program of the PATH is; empty where it is not.
+/// The path of a program in the PATH; empty if it is not there.
 std::string find_program(const std::string& name);
 
 /// This very program.

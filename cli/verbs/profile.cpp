@@ -14,7 +14,7 @@
 namespace flash_attention::cli {
 namespace {
 
-/// The pass that a kernel belongs to: its own where it is named, else what --backward says.
+/// The pass of a kernel: that of the named kernel, else the pass that --backward chooses.
 Pass pass_of(const std::string& kernel, bool backward) {
   for (const KernelSummary& known : kernels()) {
     if (known.name == kernel) return known.pass;
@@ -22,7 +22,7 @@ Pass pass_of(const std::string& kernel, bool backward) {
   return backward ? Pass::backward : Pass::forward;
 }
 
-/// Operations of a multiprocessor's tensor cores in a cycle, for 16-bit types; 0 where it is not known.
+/// Operations of a multiprocessor's tensor cores in a cycle, for 16-bit types; 0 if unknown.
 double tensor_flops_per_cycle(int arch) { return arch == 90 ? 4096 : arch == 80 ? 2048 : 0; }
 
 /// In the process that ncu watches: the call, and before a backward pass the forward pass it belongs to.

@@ -18,7 +18,7 @@ enum class ErrorCode : int {
   out_of_memory = 4,
   compile_failed = 5,  ///< the message has the compiler's log and the path of the source
   device_failed = 6,   ///< a driver call or a kernel failed
-  internal = 7,        ///< a bug of ours
+  internal = 7,        ///< a bug of this library
 };
 
 /// The only exception this library throws.

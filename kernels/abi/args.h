@@ -131,7 +131,7 @@ struct AttentionArgs {
   int bit_row_bytes;            // of drafts: bytes from a query to the next
   const int* sequence_windows;  // [batch, 2], left and right; negative: no bound
 
-  // Forward mode and second derivatives: each is laid out as what it is a tangent of. Null inputs are 0, null results are
+  // Forward mode and second derivatives: each tangent has the layout of its tensor. Null inputs are 0, null results are
   // not written.
   void *Q_tangent, *K_tangent, *V_tangent, *O_tangent;
   const void* bias_tangent;

@@ -46,7 +46,7 @@ __device__ __forceinline__ void clear_output_tail(const AttentionArgs& args, int
   }
 }
 
-/// Clears the tangents of O and lse, where they are asked for.
+/// Clears the tangents of O and lse, if they are wanted.
 template <auto config>
 __device__ __forceinline__ void clear_tangent_tail(const AttentionArgs& args, int thread, int threads) {
   if constexpr (config.features.packed) {

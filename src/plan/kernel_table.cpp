@@ -165,7 +165,7 @@ Plan finished(const Request& request, Pass pass, const KernelEntry& entry, Plan 
   return plan;
 }
 
-/// The plan of a measured choice; nothing if there is none, or if its kernel does not take this problem.
+/// The plan of a measured choice; nothing if there is no such choice, or if its kernel does not support this problem.
 std::optional<Plan> plan_tuned(const Problem& problem, Pass pass, const DeviceInfo& device) {
   if (device.tuned == nullptr || !device.tuned->serves(device)) return std::nullopt;
   const TunedChoice* const tuned = device.tuned->find(problem, pass);

@@ -79,7 +79,7 @@ struct PagedBlock {
     const int kv_begin = block * S::block_kv, page = kv_begin / args.page_size;
     entry = args.page_table + tile.sequence.batch_idx * args.page_table_stride + page;
     row = kv_begin - page * args.page_size;
-    first = (seen.begin - kv_begin) / rows;  // rounded towards 0 where it is negative
+    first = (seen.begin - kv_begin) / rows;  // rounded towards 0 if negative
     end = tile::ceil_div(seen.end - kv_begin, rows);
     if constexpr (holds_pages) {
       for_boxes([&](int box, int /*row*/, const int* its_entry) { pages[box] = page_of(box, its_entry); });
@@ -139,7 +139,7 @@ struct Producer {
   BiasBoxes<config> biases{args, shared};
   int listed = 0;      // the ListedBlock that is loaded
   int last_block = 0;  // wide heads: the block whose V comes next
-  // And where it is, if keys are in pages: as much as is known of the next block.
+  // With pages, also its place: as much as is known of the next block.
   [[no_unique_address]] WidePages<config> pages{};
   [[no_unique_address]] typename WidePages<config>::Place last_place{};
 

@@ -74,7 +74,7 @@ struct TangentTile {
 
 bool is_wide(const Problem& problem) { return std::max(problem.head_dim, problem.head_dim_v) > 64; }
 
-/// More queries share what is loaded; fewer where there are few, or little shared memory.
+/// Large tiles, so that many queries share the loaded keys; smaller ones if queries are few or shared memory is small.
 TangentTile tangent_tile(const Request& r) {
   const int block_kv = is_wide(r.problem) ? 32 : 64;
   const TangentTile large{128, block_kv}, small{64, block_kv};
