@@ -34,13 +34,14 @@ struct SecondPortable {
   static constexpr int dim = config.head_dim, dim_v = config.head_dim_v;
 
   /// One sequence and query head.
-  struct Head : Backward::Head {
+  struct Head {
+    typename Backward::Head first;  // what first derivatives read
     tile::Tangents<features> tangents;
     const float* lse_tangent;
     const float* rest;
 
     __device__ __forceinline__ Head(const AttentionArgs& args, const tile::Sequence& sequence, int head_idx)
-        : Backward::Head(args, sequence, head_idx), tangents(args, sequence, head_idx) {
+        : first(args, sequence, head_idx), tangents(args, sequence, head_idx) {
       const long long statistics = tile::statistics_offset<features>(args, sequence, head_idx);
       lse_tangent = tile::workspace<const float>(args, SecondRegion::lse_tangent) + statistics;
       rest = tile::workspace<const float>(args, SecondRegion::rest) + statistics;
@@ -59,33 +60,33 @@ struct SecondPortable {
     __device__ __forceinline__ void compute(const Head& head, int q_begin, int kv_begin, bool some_hidden,
                                             SharedStorage& storage) {
       float S[4][4]{}, S_tangent[4][4]{}, dP[4][4]{}, dP_tangent[4][4]{};
-      const auto Q = head.Q.from(q_begin), dO = head.dO.from(q_begin), K = head.K.from(kv_begin);
+      const auto Q = head.first.Q.from(q_begin), dO = head.first.dO.from(q_begin), K = head.first.K.from(kv_begin);
       const tile::Tangents<features>& tangents = head.tangents;
       tile::add_dot_products<dim>(S, Q, K, storage.product);
       if (tangents.has_Q) tile::add_dot_products<dim>(S_tangent, tangents.Q.from(q_begin), K, storage.product);
       if (tangents.has_K) tile::add_dot_products<dim>(S_tangent, Q, tangents.K.from(kv_begin), storage.product);
-      tile::add_dot_products<dim_v>(dP, dO, head.V.from(kv_begin), storage.product);
+      tile::add_dot_products<dim_v>(dP, dO, head.first.V.from(kv_begin), storage.product);
       if (tangents.has_V) tile::add_dot_products<dim_v>(dP_tangent, dO, tangents.V.from(kv_begin), storage.product);
       const tile::ThreadPlace place;
 #pragma unroll
       for (int r = 0; r < 4; ++r) {
         const int i = q_begin + place.row + r;
-        const bool used = i < head.score.len_q;
-        const float lse = used ? head.lse[i] : -tile::infinity, delta = used ? head.delta[i] : 0;
+        const bool used = i < head.first.score.len_q;
+        const float lse = used ? head.first.lse[i] : -tile::infinity, delta = used ? head.first.delta[i] : 0;
         const float lse_tangent = used ? head.lse_tangent[i] : 0, rest = used ? head.rest[i] : 0;
 #pragma unroll
         for (int c = 0; c < 4; c += 2) {
           const int j = kv_begin + place.column + c;
           float factor[2] = {1, 1};
-          if constexpr (features.dropout) head.dropout.pair(i, j, factor[0], factor[1]);
+          if constexpr (features.dropout) head.first.dropout.pair(i, j, factor[0], factor[1]);
 #pragma unroll
           for (int e = 0; e < 2; ++e) {
             float &of_dO = W[r][c + e], &of_score = dS[r][c + e], &of_tangent = dS_tangent[r][c + e];
-            if (some_hidden && !head.score.visible(i, j + e)) {
+            if (some_hidden && !head.first.score.visible(i, j + e)) {
               of_dO = of_score = of_tangent = tile::hidden();
               continue;
             }
-            const tile::ScoreTangent s = tangents.of(head.score, S[r][c + e], S_tangent[r][c + e], i, j + e);
+            const tile::ScoreTangent s = tangents.of(head.first.score, S[r][c + e], S_tangent[r][c + e], i, j + e);
             // If lse is -inf, so was every visible score: the row has no probabilities.
             const float p = lse < tile::lowest_lse ? 0 : tile::exp(s.score - lse);
             // Dropped pairs do not count, not even as NaN.
@@ -172,22 +173,23 @@ __device__ __forceinline__ void second_portable_dkv(const AttentionArgs& args) {
 #pragma unroll 1
   for (int head_idx = block.head_idx * args.group; head_idx < (block.head_idx + 1) * args.group; ++head_idx) {
     const typename Kernel::Head head(args, sequence, head_idx);
-    const auto tiles = head.score.template query_tiles<block_rows, block_rows>(kv_begin);
+    const auto tiles = head.first.score.template query_tiles<block_rows, block_rows>(kv_begin);
 #pragma unroll 1
     for (int tile_idx = tiles.begin; tile_idx < tiles.end; ++tile_idx) {
       const int q_begin = tile_idx * block_rows;
-      if (head.skips(q_begin, kv_begin)) continue;
-      const bool some_hidden = head.some_hidden(q_begin, kv_begin);
+      if (head.first.skips(q_begin, kv_begin)) continue;
+      const bool some_hidden = head.first.some_hidden(q_begin, kv_begin);
       if (some_hidden) ptx::path<"second/portable edge tile">();
       if (!some_hidden) ptx::path<"second/portable inner tile">();
       typename Kernel::Gradients gradients;
       gradients.compute(head, q_begin, kv_begin, some_hidden, storage);
       tile::store_weights_by_row(storage.weights, gradients.W);
-      tile::add_weighted_rows<config.head_dim_v>(dV, storage.weights, head.dO.from(q_begin), storage.product,
+      tile::add_weighted_rows<config.head_dim_v>(dV, storage.weights, head.first.dO.from(q_begin), storage.product,
                                                  some_hidden || features.dropout);
       __syncthreads();  // all threads have read W: dS replaces it
       tile::store_weights_by_row(storage.weights, gradients.dS);
-      tile::add_weighted_rows<config.head_dim>(dK, storage.weights, head.Q.from(q_begin), storage.product, some_hidden);
+      tile::add_weighted_rows<config.head_dim>(dK, storage.weights, head.first.Q.from(q_begin), storage.product,
+                                               some_hidden);
       if (!head.tangents.has_Q) continue;
       __syncthreads();  // all threads have read dS: dS. replaces it
       tile::store_weights_by_row(storage.weights, gradients.dS_tangent);
@@ -217,16 +219,17 @@ __device__ __forceinline__ void second_portable_dq(const AttentionArgs& args) {
 
   const typename Kernel::Head head(args, sequence, block.head_idx);
   float dQ[4][tile::columns_per_thread(config.head_dim)]{};
-  const auto tiles = head.score.template key_tiles<block_rows, block_rows>(q_begin);
+  const auto tiles = head.first.score.template key_tiles<block_rows, block_rows>(q_begin);
 #pragma unroll 1
   for (int tile_idx = tiles.begin; tile_idx < tiles.end; ++tile_idx) {
     const int kv_begin = tile_idx * block_rows;
-    if (head.skips(q_begin, kv_begin)) continue;
-    const bool some_hidden = head.some_hidden(q_begin, kv_begin);
+    if (head.first.skips(q_begin, kv_begin)) continue;
+    const bool some_hidden = head.first.some_hidden(q_begin, kv_begin);
     typename Kernel::Gradients gradients;
     gradients.compute(head, q_begin, kv_begin, some_hidden, storage);
     tile::store_weights_by_column(storage.weights, gradients.dS);
-    tile::add_weighted_rows<config.head_dim>(dQ, storage.weights, head.K.from(kv_begin), storage.product, some_hidden);
+    tile::add_weighted_rows<config.head_dim>(dQ, storage.weights, head.first.K.from(kv_begin), storage.product,
+                                             some_hidden);
     if (!head.tangents.has_K) continue;
     __syncthreads();  // all threads have read dS: dS. replaces it
     tile::store_weights_by_column(storage.weights, gradients.dS_tangent);
