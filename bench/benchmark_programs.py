@@ -4,9 +4,9 @@
     python bench/benchmark_programs.py --device cpu --lengths 2048 --only documents --json programs.json
 
 Where an option says the same as a program, its call is timed beside it ("built in"): ALiBi's slopes, softcap=, documents
-as attention_packed. Masks are made before the clock starts, ours as FlexAttention's, and serve all calls; on a GPU what
-our calls find out about a mask in the first of them is a figure of its own (prepare_us: microseconds before the forward
-kernel). TFLOP/s are over visible pairs: 4 * pairs * head_dim forward, 2.5 times that backward. The first step
+as attention_packed. Masks, ours and FlexAttention's, are made before the timing starts and serve all calls. On a GPU our
+first call also prepares the mask, which is a separate figure (prepare_us: microseconds before the forward kernel).
+TFLOP/s are over visible pairs: 4 * pairs * head_dim forward, 2.5 times that backward. The first step
 of each, forward and backward, is timed, too: it compiles, or finds in its cache what was compiled before. Results are
 compared before anything else is timed.
 """

@@ -4,8 +4,8 @@
     python bench/benchmark_speed.py --preset paper --pass forward backward --baselines ours sdpa_flash sdpa_cudnn
     python bench/benchmark_speed.py --seq 1024 4096 --head-dim 128 --heads 16 --mask causal --output build/bench/mine.json
 
-Medians with 10th and 90th percentile, the baselines of a case taking turns; on a GPU with L2 emptied before each sample; on
-a CPU alone, with pauses, and once more as in a model, each call between matrix products of torch (`interleaved_ms`).
+Medians with 10th and 90th percentile; the baselines of a case alternate. On a GPU L2 is emptied before each sample. On a
+CPU each call is timed alone, with pauses, and again as in a model, between matrix products of torch (`interleaved_ms`).
 TFLOP/s = 4 * batch * heads * L * L * head_dim, halved for causal, 2.5 times for backward.
 """
 
@@ -106,8 +106,8 @@ def print_table(results):
 
 
 def print_ratios(results):
-    """How many times as fast ours is as each of the others: geometric mean, smallest and largest, by type and pass; on CPUs
-    alone and between matrix products, and the product after ours against the one after the other."""
+    """Our speed over that of each other baseline: geometric mean, smallest and largest, by type and pass. On CPUs alone and
+    between matrix products, and also the product after our call against the product after the other."""
     times = {(label(row), row["pass"], row["baseline"]): row for row in results.measured()}
     for field, where in (("ms", ""), ("interleaved_ms", " between matmuls"), ("matmul_ms", ", the matmul after it")):
         groups = {}

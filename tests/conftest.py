@@ -10,8 +10,8 @@ from warm_python import WarmPython
 if not os.path.exists("/dev/nvidiactl"):
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
-# Read by OpenMP when torch loads it. Its threads spin while they wait for one that has no core, and where other tests or
-# programs have the cores that was most of the time: 117 tests took 30 s of CPU time beside other work, and 4 s so.
+# Read by OpenMP when torch loads it. Otherwise its threads spin while they wait for a thread that has no core, which was
+# most of the time while other programs used the cores: 117 tests then took 30 s of CPU time, and take 4 s with this.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 WITH_LONG_TAIL = os.environ.get("FLASH_ATTENTION_TEST_ALL") == "1"

@@ -8,15 +8,15 @@
     tools/plant_bugs.py --meaning api --dry     the tests that they name, without the mistakes: all must pass
 
 A bug is a call that orders something (a barrier, a wait, an arrival, a commit, a fence) taken out, a wait for groups that
-lets one group more run on, or a wait for the other phase. A slip is what a tired author types: a comparison that is off by
-one or the wrong way round, a lost + 1, "or" for "and", a sum that is overwritten, a missing scale, a wrong sign. The bugs
+lets one group more run on, or a wait for the other phase. A slip is a typing mistake: a comparison that is off by one or
+the wrong way round, a lost + 1, "or" for "and", a sum that is overwritten, a missing scale, a wrong sign. The bugs
 of a kernel are those of its file in kernels/ and of all files that it includes, but for the wrappers in kernels/ptx. The
 library reads the changed sources through FLASH_ATTENTION_KERNEL_DIR. A few telling cases run first, then all of the file;
 the first failure ends a bug's run.
 
-A survivor is either a missing case or a change that makes no difference the emulator can tell. Of the calls that order
-something, the second kind carries the words "not found by the emulator:" and the reason in a comment on its line, and is
-not planted. Slips may change how fast a kernel is and nothing else: each survivor has to be looked at.
+A survivor is either a missing case or a change that makes no difference in the emulator. In the second case, a call that
+orders something has the words "not found by the emulator:" and the reason in a comment on its line, and is not planted.
+Slips may change only the speed of a kernel: a person has to check each survivor.
 """
 
 import argparse
@@ -111,7 +111,7 @@ def includes(path: str) -> list[str]:
 
 
 def files_of(kernel: str) -> list[str]:
-    """Of a kernel in one file, or in a folder: forward/sm80, backward/sm90 (all of it), backward/sm90/wide (one kernel)."""
+    """The files of a kernel or of a folder: forward/sm80, backward/sm90 (all of it), backward/sm90/wide (one kernel)."""
     if (KERNELS / f"{kernel}.cuh").exists():
         return includes(f"{kernel}.cuh")
     parts = sorted(path.relative_to(KERNELS).as_posix() for path in (KERNELS / kernel).glob("*.cuh"))

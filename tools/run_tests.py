@@ -32,7 +32,7 @@ from test_results import Result, failed, print_summary, read_cpu_seconds, read_j
 
 ROOT = Path(__file__).resolve().parent.parent
 REPORTS = ROOT / "build" / "test-reports"
-# Of CPU time: the clock says little on a machine that does other work, too.
+# Limits of CPU time, because elapsed time means little on a machine that does other work, too.
 FILE_LIMIT_S = 900
 LONG_TAIL_LIMIT_S = 4 * 3600
 BUILD_LIMIT_S = PYTEST_LIMIT_S = 2 * 3600

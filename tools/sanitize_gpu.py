@@ -9,8 +9,8 @@
 
 Each kernel goes through a few telling cases of its contract, each pass through some problems of the covering arrays: first
 without the sanitizer, under which NVRTC would take minutes, so that all kernels are in the cache. A run that takes longer
-than --limit seconds is stopped and counts as not finished. Exits with 1 where something was reported that
-docs/emulator.md does not explain, or where a test failed; with 2 where nothing could run.
+than --limit seconds is stopped and counts as not finished. Exits with 1 if a report is not explained in docs/emulator.md,
+or if a test failed; with 2 if nothing could run.
 """
 
 import argparse

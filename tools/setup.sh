@@ -2,7 +2,7 @@
 # tools/setup.sh STAGE...: makes sure that what a stage needs is here; costs nothing when it is.
 #
 #   build   compiler, CMake, Ninja, GoogleTest, pkg-config
-#   run     Python as it is; a virtual environment with NVRTC where there is an NVIDIA GPU
+#   run     Python as it is; a virtual environment with NVRTC if there is an NVIDIA GPU
 #   test    Python headers and every package the tests and benchmarks import
 #   lint    clang++, clang-format, clang-tidy, ruff
 #   fuzz    clang++

@@ -1,5 +1,5 @@
-"""What attention is compared with. Every entry has the same signature, run(q, k, v, case) -> out on tensors of
-[batch, seq, heads, head_dim], and a reason why it cannot run a case here, empty where it can."""
+"""The baselines. Every entry has the same signature, run(q, k, v, case) -> out on tensors of [batch, seq, heads, head_dim],
+and a reason why it cannot run a case here, empty if it can."""
 
 import functools
 import importlib.util

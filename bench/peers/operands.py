@@ -27,7 +27,7 @@ def positions(case, device):
 
 @lru_cache(maxsize=1)
 def boolean_mask(case, device):
-    """Of a masked case, of a window and of causal: [1, 1, queries, keys], true where seen."""
+    """The mask of a masked, windowed or causal case: [1, 1, queries, keys], true if the key is visible."""
     i, j = positions(case, device)
     if case.masked == "random":
         generator = torch.Generator(device).manual_seed(1)

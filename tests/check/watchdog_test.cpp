@@ -14,8 +14,7 @@ namespace {
 // Before anything reads the settings.
 const bool checked = ::setenv("FLASH_ATTENTION_CHECK", "1", 1) == 0;
 
-/// Runs a case on the CPU; in backward after the oracle's forward pass. Returns the error's text; empty where there is
-/// none.
+/// Runs a case on the CPU; in backward after the oracle's forward pass. Returns the error's text; empty without an error.
 std::string run(const Case& c, Pass pass, const std::string& kernel = "") {
   const bool gradients = pass == Pass::backward;
   const Inputs in = draw_inputs(c);

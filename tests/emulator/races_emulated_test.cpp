@@ -3,8 +3,8 @@
 #include "emulator/emulate.h"
 #include "flash_attention/error.h"
 
-// Two accesses that nothing orders are an error under every seed, also where the numbers come out right; what is ordered is
-// none. `ORDER` in a kernel stands for the call that makes it right.
+// Two accesses without an order between them are an error under every seed, even if the results are right; ordered accesses
+// are not. `ORDER` in a kernel stands for the call that makes it right.
 namespace flash_attention::testing {
 namespace {
 

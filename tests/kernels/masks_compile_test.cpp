@@ -1,5 +1,5 @@
-// Kernels with hidden rows, block masks and boolean masks compile and spill nothing, on every architecture that has one of
-// its own: hidden rows of two intervals, which need most, block and boolean masks once; all of it in the long tail.
+// Kernels with hidden rows, block masks and boolean masks compile without spills, on every architecture that has a separate
+// kernel: hidden rows of two intervals, which need most registers, block and boolean masks once; all in the long tail.
 #include "kernels/sm90_compile.h"
 #include "support/long_tail.h"
 

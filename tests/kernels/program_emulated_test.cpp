@@ -112,8 +112,8 @@ struct Sm90Program {
   bool gradients = true;  // a row whose lse is below -1e7 has none
 };
 
-// Distances in floats, masks that are windows from the first key on, and scores beside which a reference overflows or
-// underflows: rows whose scores are all finite and huge, one huge score behind blocks that have set the reference.
+// Distances in floats, masks that are windows from the first key on, and scores that overflow or underflow relative to the
+// reference: rows whose scores are all finite and huge, one huge score after the blocks that have set the reference.
 TEST(EmulatedSm90Programs, DistancesWindowsAndHugeScores) {
   const Sm90Program programs[] = {
       {"d = sub i j\na = abs d\nf = float a\ny = mul f 0.125\nz = sub score y\np = ge d -100\nq = le d 90\nm = mod j 7\n"

@@ -20,8 +20,8 @@ inline Case wide(const char* name, std::int64_t dim, std::int64_t dim_v, std::in
 
 inline void wide_lengths(Case& c, Problem& p) { p.causal = p.key_lengths = true, c.key_lengths = {630}; }
 
-/// Few configurations, since each is compiled: edges, interior and late edges; rings that come round; tiles done again
-/// with the running maximum, and again because of what is behind a mask; tiles without keys.
+/// Few configurations, since each is compiled: edges, interior and late edges; rings that wrap around; tiles done again
+/// with the running maximum, and again because of NaN behind a mask; tiles without keys.
 inline std::vector<Case> loops_of_wide_heads() {
   return {
       wide("wide_causal", 512, 512, 200, 700, wide_lengths),

@@ -34,9 +34,9 @@ def exact_and_plain(formula, inputs, dout, dlse=None):
     """gradients() of a formula in float64 and in the dtype of the inputs: what assert_close() wants, one by one.
 
     Autograd through the formula never meets delta = <dO, O>: where a row sees one key, dP - delta is 0 in it to the last
-    bit. A backward pass in tiles has delta from the output as it was stored, so the plain gradients are moved by what the
-    rounding of the output does to them. dS is P (dP - delta) and the gradient of lse is P: an error of delta moves
-    everything before the scores as that gradient of lse does.
+    bit. A backward pass in tiles computes delta from the stored, rounded output, so the plain gradients are shifted by the
+    effect of that rounding. dS is P (dP - delta), and the gradient of lse is P: an error of delta changes the gradients as
+    a dlse of that size would.
     """
     wide = [tensor.double() for tensor in inputs]
     exact, plain = gradients(formula, wide, dout, dlse), gradients(formula, inputs, dout, dlse)

@@ -61,7 +61,7 @@ def _float(f):
     return lambda *args: f(*args).float()
 
 
-# By the recorder's name. Of several where an operation has forms of its own.
+# By the recorder's name. An operation with several forms has several cases.
 CASES = {
     "add": [
         _two("add", torch.add),

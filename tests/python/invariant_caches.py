@@ -2,8 +2,8 @@
 
     python tests/python/invariant_caches.py --device cuda --mixes 60
 
-As in invariant_mixes.py: queries alone and in batches, in chunks, one by one and packed; keys dense and in pages of any
-size; scales of a tensor, of heads and of tokens.
+As in invariant_mixes.py, queries are alone, in batches, in chunks, one by one and packed; keys are dense and in pages of
+any size; scales are those of a tensor, of heads and of tokens.
 """
 
 import argparse

@@ -80,7 +80,7 @@ BOUNDS = {"both": (7, 12), "queries": (7, None), "keys": (None, 12), "none": (No
 @pytest.mark.parametrize("shape", ["whole", "one_key", "one_query", "scalar_row"])
 @pytest.mark.parametrize("name", BOUNDS)
 def test_width_of_scores_follows_the_bounds(name, shape, library):
-    """max_seqlen_q and max_seqlen_kv, or the totals where there is none, are the sizes of a bias, each in its place."""
+    """The last axes of a bias have the sizes max_seqlen_q and max_seqlen_kv; a bound that is not given is the total."""
     lengths_q, lengths_kv = [3, 7], [12, 2]
     cu_q, cu_kv = starts(lengths_q, "cpu"), starts(lengths_kv, "cpu")
     q, k, v = (torch.randn(total, 2, 16) for total in (10, 14, 14))

@@ -17,7 +17,7 @@ SOURCES = {".c", ".cc", ".cmake", ".cpp", ".cu", ".cuh", ".h", ".in", ".py", ".p
 COMMENTED = {".cpp", ".cu", ".cuh", ".h"}
 # docs/lab and the change log remember what is gone, and the page on migration is about the names of others.
 EXPLAINING = [path for path in DOCUMENTS if "lab" not in path.parts and path.name != "migration.md"]
-# Of CMake, the kernel, the sanitizers and PyTorch; examples of a suffix; a test that exists for each instruction set.
+# Names of CMake, the kernel, the sanitizers and PyTorch; examples of a suffix; a test that exists for each instruction set.
 FOREIGN = {"CMAKE_CXX_COMPILER", "arch_prctl", "ASAN_OPTIONS", "detect_leaks", "emit_nvtx"}
 FOREIGN |= {"K_gmem", "K_reg", "cpu_contract_amx_test"}
 FOREIGN |= {"ours_fast"}  # in the command of a recorded run: what that commit called precision="fast"

@@ -1,6 +1,6 @@
-// Runs one kernel of the ladder, one thread at a time, and writes what each thread asks of the machine: copies, products,
-// waits, arrivals. tools/draw_lessons.py compiles it against the emulator's headers, so the pictures are drawn from the
-// kernel's own source:
+// Runs one kernel of the ladder, one thread at a time, and records the operations of each thread: copies, products, waits,
+// arrivals. tools/draw_lessons.py compiles it against the emulator's headers, so the pictures are drawn from the kernel's
+// own source:
 //
 //   c++ -std=c++20 -I src/emulator/runtime -I kernels -DRUNG='"ladder/13_warp_specialised.cu"'
 //   -DCONFIG='ForwardConfig{...}'

@@ -13,8 +13,8 @@ using BackwardSm90Boxes = ::testing::TestWithParam<Case>;
 
 TEST_P(BackwardSm90Boxes, KeepTheContract) { check_sm90(GetParam(), "backward/sm90", Pass::backward, 2); }
 
-/// Rows that are a multiple of 16 bytes apart: queries and keys past the end, steps that one warpgroup passes over, biases
-/// that heads or sequences share, biases of -inf, dQ by its own loop; and rows that are not, whose biases threads load.
+/// Rows that are a multiple of 16 bytes apart: queries and keys past the end, steps that one warpgroup skips, biases that
+/// heads or sequences share, biases of -inf, dQ by a separate loop. Also other rows, whose biases threads load.
 std::vector<Case> boxes() {
   std::vector<Case> cases;
   const auto add = [&](const char* name, Problem p, bool batch = false, bool heads = true) -> Case& {

@@ -88,8 +88,8 @@ inline Case shape(const char* name, std::int64_t group, std::int64_t seq_q, std:
   return c;
 }
 
-/// Items that several blocks share, each its own: fewer tiles than blocks, rows that end in the middle of a tile of rows,
-/// rows of which a NaN behind the mask is to be kept away, values that are no multiple of 32 columns.
+/// Items that several blocks share, one difficulty in each: fewer tiles than blocks, rows that end in the middle of a tile
+/// of rows, rows that a NaN behind the mask must not reach, values that are not a multiple of 32 columns.
 inline std::vector<Case> shared_items() {
   std::vector<Case> cases;
   const auto add = [&](const char* name, std::int64_t group, std::int64_t seq_q, std::int64_t seq_kv) -> Case& {

@@ -85,7 +85,7 @@ TEST_P(DecodeListCases, Emulated) {
 
 INSTANTIATE_TEST_SUITE_P(Bfloat16, DecodeListCases, ::testing::ValuesIn(decode_list_cases()), case_name);
 
-/// Of the contract's lists, in caches and not, what the kernel takes; in the long tail all of it.
+/// The contract's lists, with and without caches, that the kernel supports; in the long tail all of them.
 std::vector<Case> contract_lists() {
   std::vector<Case> cases = list_cases(Dtype::bfloat16);
   for (Case& c : list_cache_cases(Dtype::bfloat16)) cases.push_back(std::move(c));

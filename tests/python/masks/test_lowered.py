@@ -140,7 +140,7 @@ def capped(s, b, h, i, j):
 
 
 def test_a_soft_cap_behind_other_options():
-    """Of a bias, of ALiBi and of another soft cap; the option comes before all of them."""
+    """A soft cap after a bias, after ALiBi and after another soft cap; the option would be applied before all of them."""
     bias = torch.randn(1, HEADS, 40, 40, generator=generator) * 3
     there = slopes * 4
     i, j = torch.arange(40)[:, None], torch.arange(40)[None]

@@ -1,5 +1,5 @@
-"""The masks and score changes that FlexAttention's users write, given as boolean masks, biases and options; outputs and
-gradients against the reference in float64, with NaN behind every hidden key of the boolean masks that hide whole keys."""
+"""The masks and score changes that FlexAttention's users write, as boolean masks, biases and options. Outputs and gradients
+are compared with the reference in float64; if a boolean mask hides a key from all queries, the key holds NaN."""
 
 import math
 

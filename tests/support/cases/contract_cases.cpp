@@ -100,7 +100,7 @@ std::vector<Case> contract_cases(Dtype dtype) {
       [](Case&, Problem& p) { p.attention_chunk = 50, p.causal = true, p.alignment = Alignment::top_left; });
   add("chunk_of_one", [](Case&, Problem& p) { p.attention_chunk = 1; });
   add("window_of_one", [](Case&, Problem& p) { p.window_left = 0, p.window_right = 0; });
-  // Edges one key before or behind the border of a tile, whatever its size: the first row of a tile sees all keys of
+  // Edges one key before or after the border of a tile, for every tile size: the first row of a tile sees all keys of
   // another but the last, the last row all but the first; a tile of which one query sees one key.
   add("causal_edge", [](Case&, Problem& p) { p.batch = 1, p.seq_q = 130, p.seq_kv = 256, p.causal = true; });
   add("window_edge", [](Case&, Problem& p) { p.batch = 1, p.seq_q = 130, p.seq_kv = 256, p.window_left = 124; });

@@ -21,9 +21,9 @@ Outcome attempt_derivatives(const Case& c, const Target& target, const Inputs& i
 std::vector<std::string> wrong_derivatives(const Case& c, const Results& got, const Results& want,
                                            bool rounds_weights = false, const Results& more = {});
 
-/// How far dq and dk of second derivatives may be from what they should be, an element at a time, if probabilities, gradients
-/// of scores and those of their tangents are rounded to the case's type: where keys are far larger than what is left of
-/// their weighted sum. For dense cases without options of scores, with a key head for each head and one width.
+/// The error that each element of dq and dk of second derivatives may have if probabilities, gradients of scores and
+/// gradients of their tangents are rounded to the case's type. It is large if the keys nearly cancel in their weighted sum.
+/// For dense cases without options of scores, with a key head for each head and one width.
 Results rounding_of_second(const Case& c, const Inputs& in, const Inputs& tangents);
 
 }  // namespace flash_attention::testing
