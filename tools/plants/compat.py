@@ -8,6 +8,7 @@ SERVING = "tests/python/serving/"
 OF_FLASH_ATTN = SERVING + "test_flash_attn.py"
 OF_CACHE = f"{SERVING}test_kv_cache.py {SERVING}test_flash_attn.py {SERVING}test_flash_attn_3.py"
 OF_FLASHINFER = f"{SERVING}test_flashinfer.py {SERVING}test_flashinfer_positions.py {SERVING}test_flashinfer_wrappers.py"
+OF_PACKED = SERVING + "test_flashinfer_masks.py"
 BUILDERS = "tests/python/masks/test_masks.py"
 
 PLANTS = (
@@ -262,5 +263,61 @@ PLANTS = (
         "else (window_size, window_size)",
         "else (window_size, None)",
         BUILDERS + " -k TestFlashMask",
+    ),
+    Plant(
+        "buffers for masks are a mask, though the plan has none",
+        FLASHINFER + "prefill.py",
+        "self._masked = masked or self._mask is not None",
+        "self._masked = masked or self._mask is not None or self._bits is not None",
+        OF_PACKED,
+    ),
+    Plant(
+        "a packed mask that is too short has the bits of an earlier plan",
+        FLASHINFER + "masks.py",
+        "if len(bits) < needed:  # behind",
+        "if buffers is None and len(bits) < needed:  # behind",
+        OF_PACKED,
+    ),
+    Plant(
+        "the offsets of a graph's masks stay",
+        FLASHINFER + "masks.py",
+        "return BitMask(buffers[0], buffers[1].copy_(offsets))",
+        "return BitMask(buffers[0], offsets)",
+        OF_PACKED,
+    ),
+    Plant(
+        "packed masks of long prompts do not begin a byte each",
+        FLASHINFER + "masks.py",
+        "sizes = -(-sizes // 8) * 8  # each sequence begins a byte",
+        "sizes = -(-sizes // 1) * 1  # each sequence begins a byte",
+        OF_PACKED,
+    ),
+    Plant(
+        "bits of one prompt: the highest first",
+        FLASHINFER + "masks.py",
+        "return ((bits[:, None] >> shift) & 1).bool()",
+        "return ((bits[:, None] >> (7 - shift)) & 1).bool()",
+        OF_PACKED,
+    ),
+    Plant(
+        "latent queries over pages are left out",
+        "python/flash_attention/compat/flash_attn_4.py",
+        'options.pop("deterministic")\n        if qv is not None:',
+        'options.pop("deterministic")\n        if False:',
+        SERVING + "test_flash_attn_4.py",
+    ),
+    Plant(
+        "tokens without any page are dropped",
+        FLASHINFER + "page.py",
+        "if not nnz:\n        return",
+        "if not nnz or not len(kv_indices):\n        return",
+        SERVING + "test_flashinfer.py",
+    ),
+    Plant(
+        "forward() over blocks keeps the scale of the plan",
+        FLASHINFER + "sparse.py",
+        'wrapper._plan |= {"softcap": logits_soft_cap or 0.0, "scale": scale_of(q.shape[-1], sm_scale)}',
+        'wrapper._plan |= {"softcap": logits_soft_cap or 0.0}',
+        SERVING + "test_flashinfer_sparse.py",
     ),
 )
