@@ -330,3 +330,39 @@ def test_keys_that_the_batch_shares_and_any_strides(score_mod):
     got, wanted = torch.autograd.grad(out, [q, k, v], dout), torch.autograd.grad(expected, exact, dout.double())
     for one, other in zip((out, *got), (expected, *wanted), strict=True):
         torch.testing.assert_close(one.double(), other, atol=1e-4, rtol=1e-4)
+
+
+def test_vectors_whose_axis_is_kept_and_that_are_detached():
+    """Sums with keepdim, and a vector without a derivative beside the same with one."""
+    points = torch.randn(KEYS, 3, generator=torch.Generator().manual_seed(4)).requires_grad_()
+
+    def by_shares(score, b, h, i, j):
+        apart = (points[i] - points[j]).abs()
+        share = apart / (apart.sum(-1, keepdim=True) + 1.0)
+        held = points[j].detach()
+        return score - (share * held).sum() - apart.amax(-1, keepdim=True)[0]
+
+    compare(by_shares, causal, [points])
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_programs_under_autocast(deterministic):
+    """The products are of 16 bits, gradients of the tensors' own type; deterministic algorithms are the same numbers twice."""
+    table = torch.randn(HEADS, KEYS, generator=torch.Generator().manual_seed(5)).requires_grad_()
+    q, k, v = tensors()
+    mod = lambda s, b, h, i, j: s + table[h, j]  # noqa: E731
+    torch.use_deterministic_algorithms(deterministic)
+    try:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            out, again = (flex_attention(q, k, v, mod) for _ in range(2))
+        dout = torch.randn(out.shape, generator=torch.Generator().manual_seed(1))
+        got, same = (torch.autograd.grad(one, [q, k, v, table], dout.to(one.dtype)) for one in (out, again))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert out.dtype == torch.bfloat16 and all(one.dtype == torch.float32 for one in got)
+    assert not deterministic or all(map(torch.equal, got, same))
+    exact = [tensor.detach().bfloat16().double().requires_grad_() for tensor in (q, k, v)]
+    expected, _ = dense(*exact, mod, None)
+    wanted = torch.autograd.grad(expected, [*exact, table], dout.bfloat16().double())
+    for one, other in zip((out, *got), (expected, *wanted), strict=True):
+        assert (one.double() - other).abs().max() <= 0.02 * other.abs().max()

@@ -85,6 +85,38 @@ def write_584(rows, pages, size):
     return cache, torch.cat(((codes.float() * torch.exp2(exponent)[..., None]).flatten(1), own.float()), 1)
 
 
+@pytest.mark.parametrize(("dim", "d_v"), [(20, 12), (600, 520)])
+def test_widths_that_no_latent_kernel_has(dim, d_v, device):
+    torch.manual_seed(dim)
+    q, kv = torch.randn(5, 3, dim), torch.randn(40, 1, dim)
+    if dim > 576:
+        with pytest.raises(ValueError, match="600"):
+            flash_mla.flash_mla_sparse_fwd(q, kv, torch.zeros(5, 1, 9, dtype=torch.int32), 0.1, d_v)
+        return
+    indices = torch.randint(-2, 42, (5, 1, 9), dtype=torch.int32)
+    out, largest, lse = flash_mla.flash_mla_sparse_fwd(q.to(device), kv.to(device), indices.to(device), 0.1, d_v)
+    want = want_of(q, kv[:, 0], [kept(row[0], 9, 40) for row in indices], 0.1, d_v)
+    for one, other in zip((out, largest, lse), want, strict=True):
+        close(one, other, torch.float32)
+
+
+def test_pages_whose_distance_is_no_number_of_rows(device):
+    torch.manual_seed(5)
+    rows, q = torch.randn(32, 576), torch.randn(2, 1, 8, 576)
+    memory = torch.full((2 * 16 * 576 + 40,), math.nan)
+    cache = memory.as_strided((2, 16, 1, 576), (16 * 576 + 40, 576, 576, 1))
+    cache.copy_(rows.view(2, 16, 1, 576))
+    cache = memory.to(device).as_strided(cache.shape, cache.stride())
+    indices = torch.randint(-2, 34, (2, 1, 20), dtype=torch.int32)
+    out, lse = flash_mla.flash_mla_with_kvcache(
+        q.to(device), cache, None, None, 512, softmax_scale=0.05, indices=indices.to(device)
+    )
+    for b in range(2):
+        want, _, want_lse = want_of(q[b], rows, [kept(indices[b, 0], 20, 32)], 0.05, 512)
+        close(out[b], want, torch.float32)
+        torch.testing.assert_close(lse[b].T.cpu().double(), want_lse, atol=1e-4, rtol=1e-4)
+
+
 @pytest.mark.parametrize("kind", ["plain", "gaps", "656", "584"])
 @pytest.mark.parametrize("extra", [False, True])
 def test_decode(kind, extra, device):

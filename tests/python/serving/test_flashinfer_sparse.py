@@ -153,6 +153,25 @@ def test_msa(causal, paged, device):
     assert torch.equal(one, last)
 
 
+def test_msa_decoding_into_a_tensor(device):
+    torch.manual_seed(7)
+    q, cache = torch.randn(2, 4, 32, device=device), torch.randn(5, 2, 128, 32, device=device)
+    table, lengths = torch.tensor([[3, 0], [4, 1]]).int().to(device), torch.tensor([200, 9]).int().to(device)
+    blocks = torch.tensor([[[1, 0], [0, -1]]] * 2).int().to(device)
+    run = flashinfer.msa_ops.msa_sparse_decode_attention
+    out, lse = run(q, cache, cache, blocks, page_table=table, seqused_k=lengths, return_softmax_lse=True)
+    into = torch.full_like(out, math.nan)
+    assert run(q, cache, cache, blocks, page_table=table, seqused_k=lengths, out=into) is into and torch.equal(into, out)
+    pair = run(q, cache, cache, blocks, page_table=table, seqused_k=lengths, out=into.zero_(), return_softmax_lse=True)
+    assert pair[0] is into and torch.equal(into, out) and torch.equal(pair[1], lse)
+    for b in range(2):
+        keys = cache[table[b].long()].transpose(0, 1).flatten(1, 2)[:, : lengths[b]].cpu()
+        want, _ = want_of(q[b : b + 1], *[keys.transpose(0, 1)] * 2, torch.ones(4, 1, keys.shape[1]).bool())
+        torch.testing.assert_close(out[b : b + 1].cpu().double(), want, atol=2e-5, rtol=2e-5)
+    with pytest.raises(ValueError, match=r"out: got \[2, 4, 16\] on .*; expected \[2, 4, 32\]"):
+        run(q, cache, cache, blocks, page_table=table, seqused_k=lengths, out=into[..., :16])
+
+
 def test_msa_refuses_by_name():
     q, k, chosen = torch.randn(3, 4, 16), torch.randn(200, 2, 16), torch.zeros(2, 3, 1, dtype=torch.int32)
     starts = torch.tensor([0, 3], dtype=torch.int32)

@@ -79,6 +79,13 @@ def test_pages_and_what_is_refused(device):
         keys = pages[table[b].long()].flatten(0, 1)[None, :length].double()
         expected, _ = reference.attention(q[b][None, None].double(), keys, keys)
         torch.testing.assert_close(out[b].double(), expected[0, 0], atol=1e-5, rtol=1e-4)
+    seeded = (q, pages, pages, *starts, 1, 24, 0.4, None, False)  # with dropout the pages are gathered
+    torch.manual_seed(3)
+    dropped, _, _, state = interface._flash_attn_varlen_forward(*seeded, block_table=table)
+    rows = torch.cat([pages[table[b].long()].flatten(0, 1)[:length] for b, length in enumerate((24, 17))])
+    torch.manual_seed(3)
+    same, _, _, same_state = interface._flash_attn_varlen_forward(q, rows, rows, *seeded[3:])
+    assert torch.equal(state, same_state) and torch.equal(dropped, same) and not torch.equal(dropped, out)
     with pytest.raises(RuntimeError, match="num_splits > 1 is not supported"):
         interface._flash_attn_varlen_forward(*arguments, block_table=table, num_splits=2)
     with pytest.raises(NotImplementedError, match="leftpad_k"):
