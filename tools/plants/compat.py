@@ -274,8 +274,8 @@ PLANTS = (
     Plant(
         "a packed mask that is too short has the bits of an earlier plan",
         FLASHINFER + "masks.py",
-        "if len(bits) < needed:  # behind",
-        "if buffers is None and len(bits) < needed:  # behind",
+        "if len(bits) < needed:",
+        "if buffers is None and len(bits) < needed:",
         OF_PACKED,
     ),
     Plant(
@@ -288,8 +288,8 @@ PLANTS = (
     Plant(
         "packed masks of long prompts do not begin a byte each",
         FLASHINFER + "masks.py",
-        "sizes = -(-sizes // 8) * 8  # each sequence begins a byte",
-        "sizes = -(-sizes // 1) * 1  # each sequence begins a byte",
+        "sizes = -(-sizes // 8) * 8",
+        "sizes = -(-sizes // 1) * 1",
         OF_PACKED,
     ),
     Plant(
