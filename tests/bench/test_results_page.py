@@ -51,7 +51,7 @@ def test_the_first_figures_are_those_of_the_notes():
     reasons = re.search(r"## Why\n(.*?)\nMeasured on", readme, re.DOTALL)[1]
     others = re.search(r"\*\*Others are faster\*\*(.*?)In float32", readme, re.DOTALL)[1]
     lost = [1 - ratio for ratio in known if 0.9 < ratio < 1]
-    for line in reasons.strip().splitlines():
+    for line in re.split(r"\n(?=- )", reasons.strip()):
         figured = figures(line.replace("FlashAttention-3", ""))
         assert figured and all(near(figure, known) for figure in figured), line
     for share in re.findall(r"([\d.]+) %", others):
