@@ -346,6 +346,49 @@ PLANTS = (
         "q_tile_idx * block_rows * args.bias.q_stride + kv_begin;",
         BACKWARD,
     ),
+    # Forward mode and second derivatives
+    Plant(
+        "forward mode: the slope of the soft cap is left out",
+        "kernels/tile/tangents.cuh",
+        "result.tangent = result.of_cap * result.raw;",
+        "result.tangent = result.raw;",
+        "kernels_emulated_test AllAtOnce/TangentPortable.*",
+    ),
+    Plant(
+        "second derivatives: the curvature of the soft cap is left out",
+        "kernels/tile/tangents.cuh",
+        "result.curvature = -2 * capped",
+        "result.curvature = 0 * capped",
+        "kernels_emulated_test AllAtOnce/SecondPortable.*",
+    ),
+    Plant(
+        "second derivatives: dsink without the sink's tangent",
+        "kernels/second/portable.cuh",
+        "return tangent * delta[row] + rest[row];",
+        "return rest[row];",
+        "kernels_emulated_test AllAtOnce/SecondPortable.*",
+    ),
+    Plant(
+        "tangent/sm80: sums stay where the center was",
+        "kernels/tangent/sm80/kernel.cuh",
+        "A[0][n][e] = ptx::fma(A[0][n][e], rescale[e / 2], -step[e / 2] * O[0][n][e]);",
+        "A[0][n][e] = A[0][n][e] * rescale[e / 2];",
+        "kernels_emulated_test AllAtOnce/TangentSm80.* AllAtOnce/TangentSm90.*",
+    ),
+    Plant(
+        "tangent/sm90: the second warpgroup multiplies the first one's queries",
+        "kernels/tangent/sm90/kernel.cuh",
+        "const int own_rows = warp_row / 64 * 64 * 128;",
+        "const int own_rows = 0;",
+        "kernels_emulated_test AllAtOnce/TangentSm90.*",
+    ),
+    Plant(
+        "second/sm80: NaN behind a mask reaches the sums",
+        "kernels/second/sm80/kernel.cuh",
+        "        clear_nonfinite(column);\n",
+        "",
+        "kernels_emulated_test Bfloat16/SecondSm80.*nan*",
+    ),
     # Programs and 8-bit keys
     Plant(
         "a program's slope is left out",

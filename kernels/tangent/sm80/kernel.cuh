@@ -188,7 +188,7 @@ struct TangentSm80 {
   template <bool has_Q, bool has_K>
   __device__ __forceinline__ void multiply_keys_wgmma(Scores& S, Scores& S_tangent, const Stage& stage) const;
   template <bool has_V>
-  __device__ __forceinline__ void add_values_wgmma(const Operand& of_P, const Operand& of_W, const Stage& stage);
+  __device__ __forceinline__ void add_values_wgmma(Operand& of_P, Operand& of_W, const Stage& stage);
 
   __device__ __forceinline__ void multiply_keys(Scores& S, Scores& S_tangent, const Stage& stage) const {
     if constexpr (warpgroups) {

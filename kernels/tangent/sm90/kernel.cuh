@@ -4,8 +4,8 @@
 // with other products: a warpgroup has 64 queries, its accumulators are those of four warps of 16, and K, V and their
 // tangents are read by descriptors instead of ldmatrix. Widths are filled up with zeros to 64 or 128.
 //
-// A thread block is one warpgroup, and two of them share an SM: while one is busy with its softmax, the other one has the
-// tensor cores.
+// A thread block is two warpgroups. Behind the barrier of a KV block the tensor cores compute the scores of one and then of
+// the other, so that the softmax of each runs under products of the other one.
 
 #include "ptx/wgmma.cuh"
 #include "tangent/sm80/kernel.cuh"
@@ -67,7 +67,7 @@ __device__ __forceinline__ void TangentSm80<config, warpgroups>::multiply_keys_w
 /// O += P V, A += W V + P V..
 template <ForwardConfig config, bool warpgroups>
 template <bool has_V>
-__device__ __forceinline__ void TangentSm80<config, warpgroups>::add_values_wgmma(const Operand& of_P, const Operand& of_W,
+__device__ __forceinline__ void TangentSm80<config, warpgroups>::add_values_wgmma(Operand& of_P, Operand& of_W,
                                                                                   const Stage& stage) {
   using namespace tangent_sm90_parts;
   using Descriptor = tile::Descriptor<true>;
@@ -85,6 +85,8 @@ __device__ __forceinline__ void TangentSm80<config, warpgroups>::add_values_wgmm
   ptx::wgmma_wait<0>();
   ptx::wgmma_pin(flat(O));
   ptx::wgmma_pin(flat(A));
+  ptx::wgmma_pin(of_P);
+  ptx::wgmma_pin(of_W);
 }
 
 template <ForwardConfig config>

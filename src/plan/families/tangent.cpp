@@ -120,15 +120,18 @@ Answer plan_tangent_sm80(const Request& r) {
 
 // tangent/sm90 --------------------------------------------------------------------------------------------------------
 
-/// Widths are filled up to 64 or 128 columns. Two blocks of 64 queries share an SM, for which 64 keys of wide heads are too
-/// many.
+/// Widths are filled up to 64 or 128 columns. 64 queries, two blocks of which share an SM, would read keys twice as often as
+/// 128: at 96 operations a byte L2 would be the limit. They are for few queries. Options of scores need the registers of 32
+/// keys of wide heads.
 Answer plan_tangent_sm90(const Request& r) {
   if (r.device.arch != 90) return Refusal{"needs sm_90"};
   if (r.problem.dtype == Dtype::float32) return Refusal{"needs a 16-bit dtype"};
   std::string reason = reject_derivatives(r.problem);
   if (reason.empty()) reason = reject_mma_problem(r.problem, r.device, sm80_max_dim);
   if (!reason.empty()) return Refusal{std::move(reason)};
-  TangentTile tile{64, is_wide(r.problem) ? 32 : 64};
+  const bool few = r.problem.seq_q <= 64;
+  const bool few_registers = is_wide(r.problem) && (few || r.features.touches_scores());
+  TangentTile tile{few ? 64 : 128, few_registers ? 32 : 64};
   if (r.tile) {
     tile = {r.tile->block_q, r.tile->block_kv};
     if (reason = reject_tangent_tile(r, tile); !reason.empty()) return refuse_tile(*r.tile, reason);
