@@ -72,6 +72,9 @@ struct BackwardPortable {
     }
   };
 
+  /// For kernels that share code with second derivatives (second/portable.cuh).
+  __device__ __forceinline__ static const Head& first_of(const Head& head) { return head; }
+
   /// The gradients of a score tile.
   struct Gradients {
     float P[4][4];   // after dropout and its scaling

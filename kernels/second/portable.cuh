@@ -48,6 +48,9 @@ struct SecondPortable {
     }
   };
 
+  /// What first derivatives read of a head (backward/dbias.cuh).
+  __device__ __forceinline__ static const typename Backward::Head& first_of(const Head& head) { return head.first; }
+
   /// The gradients of a score tile.
   struct Gradients {
     float W[4][4];           // the weights of dO in dV
