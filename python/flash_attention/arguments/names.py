@@ -43,7 +43,7 @@ class Renamed:
     def __exit__(self, kind, error, trace):
         if is_tracing():
             _around.pop()
-        if isinstance(error, TypeError | ValueError | RuntimeError):
+        if isinstance(error, (TypeError, ValueError, RuntimeError)):  # torch.compile of torch 2.9 does not trace a union
             found = functools.reduce(renamed, self.tables, error)
             if found is not error:
                 raise found.with_traceback(trace) from None
