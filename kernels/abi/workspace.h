@@ -10,6 +10,7 @@ constexpr int max_regions = 10;
 
 /// Regions of every family on a GPU.
 enum class SharedRegion : int {
+  list_bits = 7,         // of lists of blocks: tile/list_bits.cuh. With them backward/sm90 has no order and no words
   masks = 8,             // a map of tiles: abi/tile_map.h
   program_gradients = 9  // backward: sums of the gradients of a program's tensors
 };
@@ -41,8 +42,8 @@ enum class BackwardSm90Region : int {
 };
 
 /// For each split of a row's keys, O and statistics: forward/sm90/merge.cuh. Words of masks that all heads share:
-/// mask/words.cuh. Outputs of segments, for each block: forward/sm90/ordered_loop.cuh. Bits of lists: tile/list_bits.cuh.
-enum class ForwardSm90Region : int { O = 0, statistics = 1, mask_words = 2, totals = 3, list_bits = 4 };
+/// mask/words.cuh. Outputs of segments, for each block: forward/sm90/ordered_loop.cuh.
+enum class ForwardSm90Region : int { O = 0, statistics = 1, mask_words = 2, totals = 3 };
 
 /// V^T, which the first launch computes.
 enum class ForwardSm90Fp8Region : int { transposed_V = 0 };

@@ -17,7 +17,9 @@ template <BackwardConfig config>
 struct RepairHead {
   static constexpr Features features = config.features;
   using Element = ptx::Element<features.dtype>;
-  tile::Rows<const Element> Q, dO;
+  using Rows = decltype(tile::query_rows<const Element, features>(AttentionArgs{}, TensorView{}, tile::Sequence{}, 0));
+  const AttentionArgs& args;
+  Rows Q, dO;
   tile::Score<features> score;
   tile::Dropout dropout;
   const float* lse;
@@ -27,8 +29,9 @@ struct RepairHead {
   /// row_delta: delta of the sequence's first row.
   __device__ __forceinline__ RepairHead(const AttentionArgs& args, const tile::Sequence& sequence, int head_idx,
                                         const float* row_delta, float scale_of_delta = 1)
-      : Q(tile::query_rows<const Element, features>(args.Q, sequence, head_idx)),
-        dO(tile::query_rows<const Element, features>(args.dO, sequence, head_idx)),
+      : args(args),
+        Q(tile::query_rows<const Element, features>(args, args.Q, sequence, head_idx)),
+        dO(tile::query_rows<const Element, features>(args, args.dO, sequence, head_idx)),
         score(args, sequence, head_idx),
         dropout(args, sequence.batch_idx, head_idx),
         lse(args.lse + tile::statistics_offset<features>(args, sequence, head_idx)),
@@ -39,12 +42,15 @@ struct RepairHead {
   /// has no probabilities.
   __device__ __forceinline__ bool differentiate(int i, int j, const Element* K_row, const Element* V_row, int lane,
                                                 float& p, float& ds) const {
-    if (lse[i] < tile::lowest_lse) return false;
+    if constexpr (features.stacked_heads != 0) {
+      if (!tile::has_head<features>(args, i)) return false;
+    }
+    if (lse[tile::statistic_of<features>(args, i)] < tile::lowest_lse) return false;
     float slope;
     const float capped = score.capped(tile::warp_dot<config.head_dim>(Q.row(i), K_row, lane), slope);
     const float whole = score.programmed(capped + score.added(i, j), i, j, slope);
     if (features.score_program && whole == -tile::infinity) return false;  // hidden, whatever lse is
-    p = tile::exp(whole - lse[i]);
+    p = tile::exp(whole - lse[tile::statistic_of<features>(args, i)]);
     float dp = 0, factor = 1;
     if constexpr (features.dropout) factor = dropout.keeps(i, j) ? dropout.keep_scale : 0;
     if (factor != 0) dp = factor * tile::warp_dot<config.head_dim_v>(dO.row(i), V_row, lane);

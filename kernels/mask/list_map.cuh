@@ -6,7 +6,7 @@
 #include "tile/key_list.cuh"
 
 // Lists of blocks of keys as bits (tile/list_bits.cuh), and the map of tiles that they show (abi/tile_map.h), before
-// forward/sm90. A thread block takes a row of tiles: 64 rows, which are 64 queries, or fewer with the heads of each. A warp
+// forward/sm90 and backward/sm90. A thread block takes a row of tiles: 64 rows, which are 64 queries, or fewer with the heads of each. A warp
 // takes one of their lists after another, and a lane of it 32 bits:
 //
 //     for each 1024 bits:
@@ -105,10 +105,38 @@ __device__ __forceinline__ void mask_list_map(const AttentionArgs& args) {
         const unsigned bits = storage.bits[n][word / Map::units - begin];
         seen |= bits, full &= bits;
       }
-      map.rows[row * map.words + word] = {Map::map_word(seen, word), Map::map_word(full, word)};
+      map.rows[static_cast<long long>(row) * map.words + word] = {Map::map_word(seen, word), Map::map_word(full, word)};
     }
     __syncthreads();  // the bits have been read
   }
+}
+
+/// The same map by columns, for the backward pass: of each tile of keys a bit for every row of tiles. A warp takes 32 by 32
+/// tiles: lane n reads a word of row n, and votes turn them into words of columns.
+template <ForwardConfig config>
+__device__ __forceinline__ void mask_list_columns(const AttentionArgs& args) {
+  constexpr Features features = config.features;
+  const int row_words = map_words(args.seq_q), words = map_words(args.seq_kv);
+  const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
+  int task = static_cast<int>(blockIdx.x) * config.num_warps + warp;
+  if (task >= row_words * words * args.list_heads * args.batch) return;
+  const int word = task % words;
+  task /= words;
+  const int row_word = task % row_words;
+  task /= row_words;
+  const int head_idx = task % args.list_heads * (args.heads_q / args.list_heads);
+  const tile::Sequence sequence = tile::make_sequence<features>(args, task / args.list_heads);
+  const tile::TileMap<features> map(args, sequence, head_idx);
+  const int row = 32 * row_word + lane, column = 32 * word + lane;
+  const unsigned seen = row * mask_unit < args.seq_q ? map.rows[static_cast<long long>(row) * words + word].seen : 0;
+  unsigned own = 0;
+#pragma unroll 4
+  for (int n = 0; n < 32; ++n) {
+    const unsigned found = ptx::ballot((seen >> n & 1) != 0);
+    if (n == lane) own = found;
+  }
+  unsigned* const columns = tile::map_columns<features>(args, sequence, head_idx);
+  if (column * mask_unit < args.seq_kv) columns[static_cast<long long>(column) * row_words + row_word] = own;
 }
 
 }  // namespace flash_attention

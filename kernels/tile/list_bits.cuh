@@ -26,7 +26,7 @@ struct ListBits {
       const int queries = args.seq_q / rows_of_query<features>;
       const long long first = (static_cast<long long>(sequence.batch_idx) * args.list_heads + head) *
                               (features.list_of_query ? queries : ceil_div(queries, block_q));
-      lists = workspace<unsigned>(args, ForwardSm90Region::list_bits) + first * row_words;
+      lists = workspace<unsigned>(args, SharedRegion::list_bits) + first * row_words;
     }
   }
 

@@ -57,7 +57,35 @@ struct Rows {
 
   __device__ __forceinline__ Element* row(int r) const { return data + r * stride; }
   __device__ __forceinline__ Rows from(int first) const { return {data + first * stride, stride, count - first}; }
+  static constexpr bool may_have_gaps = false;
 };
+
+/// The rows of stacked heads: row r of the stack is of head r % stack.
+template <typename Element, int stack>
+struct RowsOfStack {
+  Element* data;
+  long long stride;       // of queries
+  long long head_stride;
+  int count;
+  int group;      // heads that there are
+  int first = 0;  // row of the stack
+
+  __device__ __forceinline__ Element* row(int r) const {
+    return data + (first + r) / stack * stride + (first + r) % stack * head_stride;
+  }
+  __device__ __forceinline__ RowsOfStack from(int begin) const {
+    return {data, stride, head_stride, count - begin, group, first + begin};
+  }
+  static constexpr bool may_have_gaps = true;
+  /// Whether row r only fills up a stack.
+  __device__ __forceinline__ bool is_gap(int r) const { return (first + r) % stack >= group; }
+};
+
+/// Whether a row is of a head: not if it only fills up a stack.
+template <Features features>
+__device__ __forceinline__ bool has_head(const AttentionArgs& args, int row) {
+  return features.stacked_heads == 0 || row % rows_of_query<features> < args.stacked_group;
+}
 
 /// The first element of a sequence and head in a tensor whose rows begin at `start`.
 template <Features features>
@@ -72,6 +100,20 @@ __device__ __forceinline__ Rows<Element> query_rows(const TensorView& view, cons
   return {static_cast<Element*>(view.data) + offset, view.seq_stride, sequence.rows_q};
 }
 
+/// The same, also of stacked heads.
+template <typename Element, Features features>
+__device__ __forceinline__ auto query_rows(const AttentionArgs& args, const TensorView& view, const Sequence& sequence,
+                                           int head_idx) {
+  if constexpr (features.stacked_heads == 0) {
+    return query_rows<Element, features>(view, sequence, head_idx);
+  } else {
+    const long long offset =
+        offset_of<features>(view, sequence.batch_idx, sequence.start_q, head_idx * args.stacked_group);
+    return RowsOfStack<Element, rows_of_query<features>>{static_cast<Element*>(view.data) + offset, view.seq_stride,
+                                                         view.head_stride, sequence.rows_q, args.stacked_group};
+  }
+}
+
 template <typename Element, Features features>
 __device__ __forceinline__ Rows<Element> key_rows(const TensorView& view, const Sequence& sequence, int head_idx) {
   const long long offset = offset_of<features>(view, sequence.batch_idx, sequence.start_kv, head_idx);
@@ -82,16 +124,18 @@ __device__ __forceinline__ Rows<Element> key_rows(const TensorView& view, const 
 template <Features features>
 __device__ __forceinline__ long long statistics_offset(const AttentionArgs& args, const Sequence& sequence, int head_idx) {
   if constexpr (features.packed) return static_cast<long long>(head_idx) * args.total_q + sequence.start_q;
+  if constexpr (features.stacked_heads != 0)  // the heads of a stack follow each other
+    return (static_cast<long long>(sequence.batch_idx) * args.heads_q + head_idx) * args.stacked_group *
+           (args.seq_q / rows_of_query<features>);
   return (static_cast<long long>(sequence.batch_idx) * args.heads_q + head_idx) * args.seq_q;
 }
 
-/// The same for a row of stacked heads, which has one.
+/// The place of row i from there on.
 template <Features features>
-__device__ __forceinline__ long long stacked_statistic(const AttentionArgs& args, const Sequence& sequence, int head_idx,
-                                                       int row) {
+__device__ __forceinline__ long long statistic_of(const AttentionArgs& args, long long i) {
   constexpr int stack = rows_of_query<features>;
-  const long long first_head = (static_cast<long long>(sequence.batch_idx) * args.heads_q + head_idx) * args.stacked_group;
-  return (first_head + row % stack) * (args.seq_q / stack) + row / stack;
+  if constexpr (stack == 1) return i;
+  return i % stack * (args.seq_q / stack) + i / stack;
 }
 
 /// The place of the first key mass of a sequence and head.

@@ -144,7 +144,8 @@ struct Visibility {
   __device__ __forceinline__ TileRange query_tiles(int kv_begin) const {
     const int kv_last = min(kv_begin + block_kv, visible_kv) - 1;
     int begin = 0;
-    int end = kv_begin < visible_kv ? len_q : 0;
+    constexpr int stack = rows_of_query<features>;
+    int end = kv_begin < visible_kv ? len_q / stack : 0;
     if constexpr (features.window_right) begin = max(begin, kv_begin - diagonal - window_right);
     if constexpr (features.window_left) end = min(end, kv_last - diagonal + window_left + 1);
     if constexpr (features.chunk) {
@@ -152,7 +153,7 @@ struct Visibility {
       end = min(end, chunk_begin(kv_last) + chunk - diagonal);
     }
     if (begin >= end) return {0, 0};
-    return {begin / block_q, ceil_div(end, block_q)};
+    return {begin * stack / block_q, ceil_div(end * stack, block_q)};
   }
 
   /// Whether no query of the tile sees a key of the tile, even before the mask tensor is applied.

@@ -64,7 +64,8 @@ abi::Features row_features(const abi::Features& features) {
   return {.dtype = features.dtype,
           .packed = features.packed,
           .seqused_q = features.seqused_q,
-          .seqused_kv = features.seqused_kv};
+          .seqused_kv = features.seqused_kv,
+          .stacked_heads = features.stacked_heads};
 }
 
 abi::Features with_map(abi::Features features) {

@@ -274,14 +274,13 @@ Plan choose_kernel(const Problem& problem, Pass pass, const DeviceInfo& device, 
   throw Error(ErrorCode::unsupported, message);
 }
 
-/// Whether forward/sm90 takes lists of blocks, of a problem that may_become_mask(), as they are. With few queries kernels
-/// of decoding, which gather, are asked first.
+/// Whether forward/sm90 or backward/sm90 takes lists of blocks, of a problem that may_become_mask(), as they are. With few
+/// queries kernels of decoding, which gather, are asked first.
 bool takes_lists(const Problem& p, Pass pass, const DeviceInfo& device, std::string_view kernel,
-                 std::optional<TileSize> tile) {
-  const KernelEntry& entry = sm90_kernels().front();
-  if (pass != Pass::forward) return false;
-  if (kernel.empty() ? p.seq_q <= max_decode_queries : kernel != entry.name) return false;
-  const Request request = make_request(p, device, tile);
+                 std::optional<TileSize> tile, std::optional<BackwardPart> part) {
+  const KernelEntry& entry = sm90_kernels()[pass == Pass::forward ? 0 : 1];
+  if (kernel.empty() ? pass == Pass::forward && p.seq_q <= max_decode_queries : kernel != entry.name) return false;
+  const Request request = make_request(p, device, tile, part);
   return std::holds_alternative<Offer>(Answers(request, true, !kernel.empty()).take(entry));
 }
 
@@ -291,7 +290,7 @@ Plan choose(const Problem& problem, Pass pass, const DeviceInfo& device, std::st
             std::optional<TileSize> tile, std::optional<BackwardPart> part) {
   const bool gpu = device_traits(device.device).gpu_kernels;
   if (gpu && !kernel.ends_with("/listed") && may_become_mask(problem, pass) &&
-      !takes_lists(problem, pass, device, kernel, tile)) {
+      !takes_lists(problem, pass, device, kernel, tile, part)) {
     Plan plan = choose_kernel(with_block_mask(problem), pass, device, kernel, tile, part);
     if (!kernel.empty() || !plan.kernel.ends_with("/portable")) {  // tensor cores
       add_listed_blocks(problem, plan);

@@ -104,23 +104,34 @@ void add_map(const Request& r, Plan& plan) {
 /// prepared mask.
 void add_list_map(const Request& r, Plan& plan) {
   const Problem& p = r.problem;
-  const auto& reader = *config_of<abi::ForwardConfig>(plan.launches.front());
-  const std::int64_t stacked = std::max(reader.features.stacked_heads, 1), lists = p.batch * p.key_list.heads;
-  const std::int64_t rows = (p.seq_q * stacked + abi::mask_unit - 1) / abi::mask_unit;
+  const auto reads_bits = [](const Launch& launch) {
+    const abi::Features* const f = features_of(launch);
+    return f != nullptr && f->list_bits != 0;
+  };
+  const abi::Features& reader = *features_of(*std::ranges::find_if(plan.launches, reads_bits));
+  const bool by_columns = plan.pass == Pass::backward;
+  const std::int64_t stacked = std::max(reader.stacked_heads, 1), lists = p.batch * p.key_list.heads;
+  const std::int64_t rows = (p.seq_q * stacked + abi::mask_unit - 1) / abi::mask_unit, words = abi::map_words(p.seq_kv);
+  const std::int64_t row_words = abi::map_words(p.seq_q * stacked);
+  const std::int64_t columns = by_columns ? (p.seq_kv + abi::mask_unit - 1) / abi::mask_unit : 0;
   reserve(plan, abi::SharedRegion::masks,
-          lists * rows * abi::map_words(p.seq_kv) * static_cast<std::int64_t>(sizeof(abi::TileWords)));
+          lists * (rows * words * static_cast<std::int64_t>(sizeof(abi::TileWords)) + columns * row_words * 4));
   abi::ForwardConfig config{.num_warps = 4};
   config.features.seqused_kv = r.features.seqused_kv;
-  config.features.list_bits = reader.features.list_bits;
-  config.features.list_of_query = reader.features.list_of_query;
-  config.features.stacked_heads = reader.features.stacked_heads;
-  Launch launch{.unit = "mask/list_map",
-                .entry = "mask_list_map",
-                .config = launch_config(config),
-                .block = 32 * config.num_warps,
-                .shared_bytes = static_cast<int>(abi::mask_unit / stacked) * 32 * 4};
-  launch.grid[0] = static_cast<int>(lists * rows);
-  plan.launches.insert(plan.launches.begin(), std::move(launch));
+  config.features.list_bits = reader.list_bits;
+  config.features.list_of_query = reader.list_of_query;
+  config.features.stacked_heads = reader.stacked_heads;
+  const auto add = [&](int place, const char* entry, std::int64_t blocks, int shared_bytes) {
+    Launch launch{.unit = "mask/list_map",
+                  .entry = entry,
+                  .config = launch_config(config),
+                  .block = 32 * config.num_warps,
+                  .shared_bytes = shared_bytes};
+    launch.grid[0] = static_cast<int>(blocks);
+    plan.launches.insert(plan.launches.begin() + place, std::move(launch));
+  };
+  add(0, "mask_list_map", lists * rows, static_cast<int>(abi::mask_unit / stacked) * 32 * 4);
+  if (by_columns) add(1, "mask_list_columns", (lists * row_words * words + config.num_warps - 1) / config.num_warps, 0);
 }
 
 }  // namespace

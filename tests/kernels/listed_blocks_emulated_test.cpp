@@ -36,13 +36,14 @@ void check_blocks(const Case& c, const char* kernel, int arch, Pass pass) {
   check(c, {.device = {.kind = DeviceKind::emulator, .emulated_arch = arch}, .kernel = kernel, .pass = pass});
 }
 
-/// Larger blocks need no mask there: forward/sm90_lists_emulated_test.cpp.
-TEST_P(ListedBlocks, ForwardSm90) {
-  Case c = GetParam();
+/// Larger blocks need no mask there: sm90_lists_emulated_test.cpp.
+Case with_small_blocks(Case c) {
   c.problem.key_list.block_kv = std::min<std::int64_t>(c.problem.key_list.block_kv, 32);
-  check_blocks(c, "forward/sm90", 90, Pass::forward);
+  return c;
 }
-TEST_P(ListedBlocks, BackwardSm90) { check_blocks(GetParam(), "backward/sm90", 90, Pass::backward); }
+
+TEST_P(ListedBlocks, ForwardSm90) { check_blocks(with_small_blocks(GetParam()), "forward/sm90", 90, Pass::forward); }
+TEST_P(ListedBlocks, BackwardSm90) { check_blocks(with_small_blocks(GetParam()), "backward/sm90", 90, Pass::backward); }
 TEST_P(ListedBlocks, ForwardSm80) { check_blocks(GetParam(), "forward/sm80", 80, Pass::forward); }
 TEST_P(ListedBlocks, BackwardSm80) { check_blocks(GetParam(), "backward/sm80", 80, Pass::backward); }
 

@@ -13,6 +13,7 @@ SM80 = "kernels_emulated_test */ForwardSm80*.*mask* */ForwardSm80*.*rows* */Forw
 PROGRAMS = "kernels_emulated_test EmulatedProgramWords.*"
 LISTS = "kernels_emulated_test */ListedBlocks.*"
 TILED_LISTS = "kernels_emulated_test */TiledLists.*"
+TILED_GRADIENTS = "kernels_emulated_test */TiledListGradients.*"
 NEW_ROWS = "kernels_emulated_test */EmulatedAppend.*"
 
 PLANTS = (
@@ -234,5 +235,19 @@ PLANTS = (
         "const int query = i / rows_of_query<features>;",
         "const int query = i / (rows_of_query<features> > 1 ? 2 : 1);",
         TILED_LISTS,
+    ),
+    Plant(
+        "a column of the map has the bits of its neighbour",
+        LIST_MAP,
+        "if (n == lane) own = found;",
+        "if (n == (lane ^ 1)) own = found;",
+        TILED_GRADIENTS,
+    ),
+    Plant(
+        "a query that does not list a block is marked in its even place alone",
+        "kernels/backward/sm90/parts/scores.cuh",
+        "if (!listed || k < range.begin || k >= range.end) marks",
+        "if ((!listed && e == 0) || k < range.begin || k >= range.end) marks",
+        TILED_GRADIENTS,
     ),
 )

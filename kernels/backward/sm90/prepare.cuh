@@ -56,8 +56,8 @@ __device__ __forceinline__ RowFindings prepare_rows(const AttentionArgs& args, c
   using Eight = ptx::Vector<unsigned, 4>;
   constexpr Type type = config.features.dtype;
   constexpr int stride = threads / 8, chunks = Shape<config>::chunks_v;
-  const auto O = tile::query_rows<const Element, config.features>(args.O, tile.sequence, tile.head_idx);
-  const auto dO = tile::query_rows<const Element, config.features>(args.dO, tile.sequence, tile.head_idx);
+  const auto O = tile::query_rows<const Element, config.features>(args, args.O, tile.sequence, tile.head_idx);
+  const auto dO = tile::query_rows<const Element, config.features>(args, args.dO, tile.sequence, tile.head_idx);
   const long long statistics = tile::statistics_offset<config.features>(args, tile.sequence, tile.head_idx);
   const bool drops = args.keep_scale != 1.0f;
   const float log2_keep = drops ? ptx::log2(args.keep_scale) : 0, keep = drops ? 1.0f / args.keep_scale : 1;
@@ -71,21 +71,33 @@ __device__ __forceinline__ RowFindings prepare_rows(const AttentionArgs& args, c
 #pragma unroll
     for (int n = 0; n < at_once; ++n) {
       const long long i = tile.q_begin + first + stride * n;
-      const bool used = i < tile.sequence.len_q;
+      bool used = i < tile.sequence.len_q;
+      if constexpr (config.features.stacked_heads != 0)
+        used = used && tile::has_head<config.features>(args, static_cast<int>(i));
 #pragma unroll
       for (int c = 0; c < chunks; ++c) {
         const int column = 8 * lane + 64 * c;
         const bool loaded = used && column < config.head_dim_v;
-        o[n][c] = loaded ? ptx::load_readonly(reinterpret_cast<const Eight*>(O.data + i * O.stride + column)) : Eight{};
-        d[n][c] = loaded ? ptx::load_readonly(reinterpret_cast<const Eight*>(dO.data + i * dO.stride + column)) : Eight{};
+        if constexpr (config.features.stacked_heads != 0) {
+          const int row = static_cast<int>(i);
+          o[n][c] = loaded ? ptx::load_readonly(reinterpret_cast<const Eight*>(O.row(row) + column)) : Eight{};
+          d[n][c] = loaded ? ptx::load_readonly(reinterpret_cast<const Eight*>(dO.row(row) + column)) : Eight{};
+        } else {
+          o[n][c] = loaded ? ptx::load_readonly(reinterpret_cast<const Eight*>(O.data + i * O.stride + column)) : Eight{};
+          d[n][c] = loaded ? ptx::load_readonly(reinterpret_cast<const Eight*>(dO.data + i * dO.stride + column)) : Eight{};
+        }
       }
-      lse[n] = used && lane == 0 ? args.lse[statistics + i] : -tile::infinity;
-      dlse[n] = used && lane == 0 && args.dlse != nullptr ? args.dlse[statistics + i] : 0;
+      lse[n] = used && lane == 0 ? args.lse[statistics + tile::statistic_of<config.features>(args, i)] : -tile::infinity;
+      dlse[n] = used && lane == 0 && args.dlse != nullptr
+                    ? args.dlse[statistics + tile::statistic_of<config.features>(args, i)]
+                    : 0;
     }
 #pragma unroll
     for (int n = 0; n < at_once; ++n) {
       const int row = first + stride * n;
-      const bool used = tile.q_begin + row < tile.sequence.len_q;
+      bool used = tile.q_begin + row < tile.sequence.len_q;
+      if constexpr (config.features.stacked_heads != 0)
+        used = used && tile::has_head<config.features>(args, tile.q_begin + row);
       float sum = 0;
 #pragma unroll
       for (int c = 0; c < chunks; ++c) {
@@ -138,13 +150,20 @@ __device__ __forceinline__ void zero_key_sums(const AttentionArgs& args) {
 /// lanes, four registers of each (four neighbouring lanes hold 8 columns of two rows). dK and dV are by registers, 32
 /// lanes of each.
 enum class SumOrder { by_lane, by_register };
-template <Type type, int dim, SumOrder order>
-__device__ __forceinline__ void convert_rows(const float* sums, const tile::Rows<ptx::Element<type>>& rows, float factor,
-                                             int lane) {
+template <typename Element>
+__device__ __forceinline__ long long strides_of(const tile::Rows<Element>& rows) {
+  return rows.stride;
+}
+template <typename Element, int stack>
+__device__ __forceinline__ long long strides_of(const tile::RowsOfStack<Element, stack>& rows) {
+  return rows.stride | rows.head_stride;
+}
+template <Type type, int dim, SumOrder order, typename Rows>
+__device__ __forceinline__ void convert_rows(const float* sums, const Rows& rows, float factor, int lane) {
   using Four = ptx::Vector<float, 4>;
   constexpr int groups = dim / 8;
   constexpr bool by_lane = order == SumOrder::by_lane;
-  const bool aligned = (reinterpret_cast<unsigned long long>(rows.data) | rows.stride * 2) % 16 == 0;
+  const bool aligned = (reinterpret_cast<unsigned long long>(rows.data) | strides_of(rows) * 2) % 16 == 0;
 #pragma unroll 4
   for (int i = lane; i < 8 * groups; i += 32) {
     const int group = i % groups, row = i / groups;
@@ -155,6 +174,9 @@ __device__ __forceinline__ void convert_rows(const float* sums, const tile::Rows
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       if (row + 8 * half >= rows.count) continue;
+      if constexpr (Rows::may_have_gaps) {
+        if (rows.is_gap(row + 8 * half)) continue;
+      }
       ptx::Vector<unsigned, 4> eight;
 #pragma unroll
       for (int n = 0; n < 4; ++n) {
@@ -213,7 +235,7 @@ __device__ __forceinline__ void backward_sm90_convert(const abi::AttentionArgs& 
   const RowTile tile = RowTile::of_block<config.features>(args);
   if (tile.q_begin >= tile.sequence.rows_q) return;
   const int first_row = 16 * (threadIdx.x / 32), lane = threadIdx.x % 32;
-  const auto dQ = tile::query_rows<typename S::Element, config.features>(args.dQ, tile.sequence, tile.head_idx);
+  const auto dQ = tile::query_rows<typename S::Element, config.features>(args, args.dQ, tile.sequence, tile.head_idx);
   const float* sums = workspace<float>(args, Region::dQ) + (tile.padded + first_row) * S::width;
   convert_rows<S::type, config.head_dim, SumOrder::by_lane>(sums, dQ.from(tile.q_begin + first_row), args.scale, lane);
 }

@@ -63,11 +63,12 @@ struct Repairer {
   /// Whether NaN or Inf in Q or dO of query i can be in a product. If Q is not finite, neither is lse, unless the query
   /// sees no key or only keys with a score of -inf. If dO is not finite, neither is delta.
   __device__ __forceinline__ bool is_nonfinite(int head_idx, int i) const {
-    const float lse = args.lse[tile::statistics_offset<features>(args, sequence, head_idx) + i];
+    const float lse = args.lse[tile::statistics_offset<features>(args, sequence, head_idx) +
+                               tile::statistic_of<features>(args, i)];
     const float delta = delta_of(head_idx)[i];
     if (!(lse < tile::infinity) || delta - delta != 0.0f) return true;
     if (lse > lse_of_empty_row(head_idx)) return false;
-    const Element* Q_row = tile::query_rows<const Element, features>(args.Q, sequence, head_idx).row(i);
+    const Element* Q_row = tile::query_rows<const Element, features>(args, args.Q, sequence, head_idx).row(i);
     float check = 0;
     for (int d = 0; d < config.head_dim; ++d) check = ptx::fma(ptx::to_float(Q_row[d]), 0.0f, check);
     return check != 0.0f;
@@ -91,8 +92,12 @@ struct Repairer {
         return false;  // later queries see no less
       }
       bool nonfinite = false;
-      for (int i = q_begin + lane; i < tile::min(q_begin + tile_rows, sequence.len_q); i += 32)
+      for (int i = q_begin + lane; i < tile::min(q_begin + tile_rows, sequence.len_q); i += 32) {
+        if constexpr (features.stacked_heads != 0) {
+          if (!tile::has_head<features>(args, i)) continue;
+        }
         nonfinite = nonfinite || is_nonfinite(head_idx, i);
+      }
       if (ptx::any(nonfinite)) return true;
     }
     return false;

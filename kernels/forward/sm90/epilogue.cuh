@@ -122,7 +122,7 @@ struct Epilogue {
 
   // If heads are stacked, row r of a tile is of head r % stack of its group; rows past the group are of none.
   static constexpr int stack = tile::rows_of_query<features>;
-  __device__ __forceinline__ bool has_head(int row) const { return stack == 1 || row % stack < args.stacked_group; }
+  __device__ __forceinline__ bool has_head(int row) const { return tile::has_head<features>(args, row); }
   __device__ __forceinline__ int head_of(const Tile& tile, int row) const {
     return stack == 1 ? tile.head_idx
                       : tile.head_idx * args.stacked_group + tile::min(row % stack, args.stacked_group - 1);
@@ -136,7 +136,8 @@ struct Epilogue {
     for (int r = 0; r < 2; ++r) {
       const int row = math.row + 8 * r, head_idx = head_of(tile, row);
       if (row >= tile.sequence.rows_q || !has_head(row)) continue;
-      args.lse[tile::stacked_statistic<features>(args, tile.sequence, tile.head_idx, row)] =
+      args.lse[tile::statistics_offset<features>(args, tile.sequence, tile.head_idx) +
+               tile::statistic_of<features>(args, row)] =
           used[r] ? lse_of(head_idx, maximum[r], sum[r], empty[r]) : -tile::infinity;
     }
   }

@@ -68,4 +68,8 @@ Answer plan_sm90_backward_part(const Request& request);
 
 KernelEntry sm90_backward_kernel();
 
+/// forward/sm90 and backward/sm90 over lists of blocks of keys: sm90_lists.cpp.
+Answer plan_sm90_lists(const Request& request);
+Answer plan_sm90_backward_lists(const Request& request);
+
 }  // namespace flash_attention::plan

@@ -186,6 +186,14 @@ __device__ __forceinline__ void produce_work_tiles(const AttentionArgs& args, St
     if (begins || no_steps || S::direct_dq) load_keys();
     if (begins) ptx::griddepcontrol_wait();
     int head_idx = task.first_head_idx, q_tile = task.tiles.begin;
+    const auto load_rows = [&](auto& chunk, const TensorMap& map, ptx::Mbarrier& full, int c, int row) {
+      constexpr int stack = tile::rows_of_query<config.features>;
+      if constexpr (stack > 1) {
+        ptx::tma_load_5d(chunk, map, full, c * chunk_dim, 0, head_idx, row / stack, batch_idx());
+      } else {
+        ptx::tma_load_4d(chunk, map, full, c * chunk_dim, row, head_idx, batch_idx());
+      }
+    };
 #pragma unroll 1
     for (; count != work_tile.end_step; ++count) {
       if constexpr (StepList<config>::present) {
@@ -209,12 +217,10 @@ __device__ __forceinline__ void produce_work_tiles(const AttentionArgs& args, St
       load_biases<config>(args, shared, state.stage, task, next);
 #pragma unroll(S::next_sequence_rows ? 1 : S::chunks)
       for (int c = 0; c < S::chunks; ++c)
-        ptx::tma_load_4d(shared.Q[state.stage][c], args.maps[map_Q], shared.full[state.stage], c * chunk_dim, row, head_idx,
-                         batch_idx());
+        load_rows(shared.Q[state.stage][c], args.maps[map_Q], shared.full[state.stage], c, row);
 #pragma unroll(S::next_sequence_rows ? 1 : S::chunks_v)
       for (int c = 0; c < S::chunks_v; ++c)
-        ptx::tma_load_4d(shared.dO[state.stage][c], args.maps[map_dO], shared.full[state.stage], c * chunk_dim, row,
-                         head_idx, batch_idx());
+        load_rows(shared.dO[state.stage][c], args.maps[map_dO], shared.full[state.stage], c, row);
       if (S::direct_dq && count == work_tile.first_step) {
         ptx::mbarrier_wait(shared.prepared, n % 2);  // the warpgroups have written the statistics
         // they are visible to the copies; the emulator does not miss it: it has one view of global memory

@@ -101,6 +101,8 @@ struct ScoreMath {
   __device__ __forceinline__ void mark(Marks& marks, [[maybe_unused]] const unsigned* words_of_tile = nullptr) const {
     if constexpr (by_words) {
       mark_by_words(marks, words_of_tile);
+    } else if constexpr (features.list_bits != 0 && rows == Rows::keys) {
+      mark_unlisted(marks);
     } else {
       mark_hidden(marks);
     }
@@ -225,6 +227,29 @@ struct ScoreMath {
   }
 
  private:
+  /// All keys of the tile are in the same block of a list: a bit says whether a query sees them, as far as lists say.
+  __device__ __forceinline__ void mark_unlisted(Marks& marks) const {
+    static_assert(features.list_bits % columns == 0);
+    if (!edge) return;
+    const int block = kv_begin / features.list_bits, last_row = score.len_q - 1;
+#pragma unroll
+    for (int i = 0; i < count; i += 4) {
+      const int shift = ptx::hide_from_compiler(0);
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const int q = query(i + e) + shift;
+        const unsigned word = ptx::load_global(score.data.list.row(tile::max(tile::min(q, last_row), 0)) + block / 32);
+        const tile::KeyRange range = score.keys_of(q);
+        const bool listed = (word >> block % 32 & 1) != 0;
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          const int k = key(i + 2 * r);
+          if (!listed || k < range.begin || k >= range.end) marks.hidden[0] |= 1u << (i + 2 * r + e);
+        }
+      }
+    }
+  }
+
   __device__ __forceinline__ void mark_by_words(Marks& marks, const unsigned* words_of_tile) const {
     constexpr bool has_ranges = features.has_window() || features.chunk || features.seqused_q || features.seqused_kv ||
                                 features.key_lengths || features.left_padding;

@@ -279,6 +279,7 @@ std::string reject_tile(const Request& r, const BackwardSm90Structure& own, cons
 Answer plan_backward(const Request& r) {
   std::string reason = reject_backward(r);
   if (!reason.empty()) return Refusal{std::move(reason)};
+  if (r.features.key_list) return plan_sm90_backward_lists(r);
   if (r.part) return plan_sm90_backward_part(r);
   BackwardSm90Structure structure = choose_backward_sm90_structure(r, true);
   if (r.tile) {
@@ -305,7 +306,13 @@ KernelEntry sm90_backward_kernel() {
           .pass = Pass::backward,
           .device = DeviceKind::cuda,
           .requirements = "sm_90; float16 or bfloat16; strides that TMA can take; every option",
-          .takes = {.hidden_rows = true, .block_mask = true, .programs = true, .tile = true, .stages = true, .parts = true},
+          .takes = {.hidden_rows = true,
+                    .block_mask = true,
+                    .programs = true,
+                    .tile = true,
+                    .stages = true,
+                    .parts = true,
+                    .key_list = true},
           .proven = run_on_h200,
           .plan = plan_backward};
 }

@@ -353,7 +353,7 @@ std::string reject_stages_and_splits(const Request& r, const Sm90Tile& tile) {
 Answer plan_forward(const Request& r) {
   std::string reason = reject_forward(r);
   if (!reason.empty()) return Refusal{std::move(reason)};
-  if (r.features.key_list) return plan_lists(r);
+  if (r.features.key_list) return plan_sm90_lists(r);
   const std::optional<FixedOrder> order = fixed_order(r);
   if (r.problem.invariant && r.features.has_statistics()) return Refusal{"computes no statistics where bits are invariant"};
   if (r.problem.invariant && !order) return Refusal{"where bits are invariant it takes what decode/sm80 takes"};

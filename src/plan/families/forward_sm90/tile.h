@@ -25,7 +25,4 @@ Sm90Tile choose_sm90_tile(const Request& request);
 /// For a requested tile: as many stages as fit, at most `most_stages`; of the smaller stages of wide heads, at most nine.
 abi::ForwardConfig asked_config(const Request& request, const TileSize& asked, int most_stages = 4);
 
-/// forward/sm90 over lists of blocks of keys: lists.cpp.
-Answer plan_lists(const Request& request);
-
 }  // namespace flash_attention::plan

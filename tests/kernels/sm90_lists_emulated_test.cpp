@@ -1,4 +1,7 @@
-// forward/sm90 over lists of blocks of keys: with the heads of a group as rows of a tile, and with a tile for each head.
+// forward/sm90 and backward/sm90 over lists of blocks of keys: with the heads of a group as rows of a tile, and with a tile
+// for each head.
+#include <algorithm>
+
 #include "kernels/emulated.h"
 
 namespace flash_attention::testing {
@@ -102,6 +105,30 @@ TEST_P(TiledLists, ForwardSm90) {
 
 INSTANTIATE_TEST_SUITE_P(Bfloat16, TiledLists, ::testing::ValuesIn(tiled_list_cases()), case_name);
 
+/// What backward/sm90 takes of them, and NaN in dO.
+std::vector<Case> tiled_gradient_cases() {
+  std::vector<Case> cases = tiled_list_cases();
+  std::erase_if(cases, [](const Case& c) { return c.problem.sink || c.problem.head_dim > 128; });
+  for (const char* name : {"group_of_7", "blocks_of_64"}) {
+    Case c = *std::ranges::find(cases, name, &Case::name);
+    c.name += "_nan_dout", c.nan_dout = 20;
+    cases.push_back(std::move(c));
+  }
+  return cases;
+}
+
+using TiledListGradients = ::testing::TestWithParam<Case>;
+
+TEST_P(TiledListGradients, BackwardSm90) {
+  const DeviceInfo device = device_info({.kind = DeviceKind::emulator, .emulated_arch = 90});
+  const Plan plan = make_plan(GetParam().problem, Pass::backward, device, "backward/sm90");
+  ASSERT_EQ(plan.launches.front().unit, "mask/list_map");
+  check_sm90(GetParam(), "backward/sm90", Pass::backward, 2);
+  emulator::set_num_sms(0);
+}
+
+INSTANTIATE_TEST_SUITE_P(Bfloat16, TiledListGradients, ::testing::ValuesIn(tiled_gradient_cases()), case_name);
+
 /// What it leaves to others, and how rows of a tile are chosen.
 TEST(TiledListsPlan, Chooses) {
   Problem p{.seq_q = 32768, .seq_kv = 32768, .heads_q = 64, .heads_kv = 4, .head_dim = 128, .dtype = Dtype::bfloat16};
@@ -121,6 +148,13 @@ TEST(TiledListsPlan, Chooses) {
   EXPECT_EQ(plan_of(other).launches.front().unit, "mask/listed_blocks");
   other = p, other.key_list.block_q = other.key_list.block_kv = 64;
   EXPECT_EQ(plan_of(other).block_q, 64);
+  const auto gradients_of = [](const Problem& problem) { return make_plan(problem, Pass::backward, typical_gpu(90)); };
+  EXPECT_EQ(gradients_of(p).kernel, "backward/sm90");
+  EXPECT_EQ(gradients_of(p).launches[1].entry, "mask_list_columns");
+  other = p, other.deterministic = true;
+  EXPECT_EQ(gradients_of(other).launches.front().unit, "mask/listed_blocks");
+  other = p, other.sink = true;
+  EXPECT_EQ(gradients_of(other).launches.front().unit, "mask/listed_blocks");
 }
 
 }  // namespace

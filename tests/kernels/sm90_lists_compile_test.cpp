@@ -1,4 +1,4 @@
-// forward/sm90 over lists of blocks of keys compiles and spills nothing: with stacked heads and without, in its tiles.
+// forward/sm90 and backward/sm90 over lists of blocks of keys compile and spill nothing: with stacked heads and without.
 #include "kernels/sm90_compile.h"
 #include "support/long_tail.h"
 
@@ -11,7 +11,7 @@ Problem with_lists(std::int64_t head_dim, std::int64_t block_q, std::int64_t blo
   return p;
 }
 
-TEST(ForwardSm90ListsCompile, WithoutSpills) {
+TEST(Sm90ListsCompile, WithoutSpills) {
   if (const std::string reason = why_no_compiler(); !reason.empty()) GTEST_SKIP() << reason;
   std::vector<Problem> problems{with_lists(128, 1, 128), with_lists(128, 64, 64, 8), with_lists(128, 1, 128)};
   problems.back().softcap = 30, problems.back().window_left = 500;
@@ -25,6 +25,9 @@ TEST(ForwardSm90ListsCompile, WithoutSpills) {
   std::vector<Plan> plans;
   for (const Problem& p : problems) {
     plans.push_back(make_plan(p, Pass::forward, h200(), "forward/sm90"));
+    ASSERT_EQ(plans.back().launches.front().unit, "mask/list_map");
+    if (p.head_dim > 128) continue;
+    plans.push_back(make_plan(p, Pass::backward, h200(), "backward/sm90"));
     ASSERT_EQ(plans.back().launches.front().unit, "mask/list_map");
   }
   expect_plans_compile(plans, 90);

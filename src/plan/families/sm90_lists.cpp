@@ -1,4 +1,4 @@
-// forward/sm90 over lists of blocks of keys. A launch makes a map of tiles of them and a bit for each list and block
+// forward/sm90 and backward/sm90 over lists of blocks of keys. A launch makes a map of tiles of them and a bit for each list and block
 // (kernels/mask/list_map.cuh). If a list is of few queries, the heads that share its keys are rows of a tile beside each
 // other, so that a tile has few lists, and loads few blocks that only some of its rows name.
 #include <algorithm>
@@ -6,6 +6,8 @@
 
 #include "abi/forward_sm90.h"
 #include "abi/tile_map.h"
+#include "abi/tensor_maps.h"
+#include "plan/families/backward_sm90/structure.h"
 #include "plan/families/forward_sm90/tile.h"
 #include "plan/families/mma.h"
 #include "plan/families/portable.h"
@@ -57,14 +59,36 @@ std::string reject_lists(const Request& r) {
   return {};
 }
 
-/// The problem as the kernel sees it: bits of lists, a mask like others.
-Request with_list_bits(const Request& r) {
-  Request bits = r;
+/// The request as the kernels see it: bits of lists, a mask like others. With `problem`: r's, or that of with_stacks.
+Request with_list_bits(const Request& r, const Problem& problem) {
+  Request bits{problem, r.device, r.features, r.program};
   bits.features.key_list = bits.features.key_set = false;
   bits.features.list_bits = keys_of_bit(r.problem);
   bits.features.list_of_query = r.problem.key_list.block_q == 1;
   bits.features.stacked_heads = stacked_rows(r.problem) > 1 ? static_cast<int>(stacked_rows(r.problem)) : 0;
   return bits;
+}
+
+/// The problem whose queries are the rows of stacks, and whose heads are the stacks: what is in the workspace, and tasks,
+/// are counted so.
+Problem with_stacks(const Problem& p) {
+  Problem stacked = p;
+  if (const std::int64_t rows = stacked_rows(p); rows > 1)
+    stacked.seq_q *= rows, stacked.total_q *= rows, stacked.heads_q = p.heads_kv;
+  return stacked;
+}
+
+/// The map of q, out or dout, if heads are stacked.
+void stack_map(const Problem& p, MapLayout& map) {
+  using enum MapSource;
+  const auto stacked = static_cast<int>(stacked_rows(p));
+  if (stacked == 1) return;
+  if (map.source == q)
+    map = stacked_rows_map(map.slot, query_rows(p, q, p.q_strides, p.head_dim), p.heads_kv, map_warpgroup_rows, stacked);
+  if (map.source == out)
+    map = stacked_rows_map(map.slot, query_rows(p, out, p.out_strides, p.head_dim_v), p.heads_kv, map_warpgroup_rows, stacked);
+  if (map.source == dout)
+    map = stacked_rows_map(map.slot, query_rows(p, dout, p.dout_strides, p.head_dim_v), p.heads_kv, map_warpgroup_rows, stacked);
 }
 
 /// 64 rows of a tile have one list, and the next 64 another one.
@@ -85,18 +109,11 @@ Plan lay_out_lists(const Request& bits, const TileSize& tile) {
   const int stacked = std::max(bits.features.stacked_heads, 1);
   Plan plan{.block_q = tile.block_q, .block_kv = tile.block_kv};
   plan.maps = forward_sm90_maps(p, tile.block_q, tile.block_kv);
-  for (MapLayout& map : plan.maps) {
-    using enum MapSource;
-    if (stacked == 1 || (map.source != q && map.source != out)) continue;
-    const bool queries = map.source == q;
-    const MapRows rows =
-        query_rows(p, map.source, queries ? p.q_strides : p.out_strides, queries ? p.head_dim : p.head_dim_v);
-    map = stacked_rows_map(map.slot, rows, p.heads_kv, map_warpgroup_rows, stacked);
-  }
+  for (MapLayout& map : plan.maps) stack_map(p, map);
   // Lists are about as long as each other: blocks take row tiles in turn.
   abi::ForwardConfig config = asked_config(bits, tile);
   config.loop = choose_loop(config);
-  reserve(plan, abi::ForwardSm90Region::list_bits, list_bit_bytes(p));
+  reserve(plan, abi::SharedRegion::list_bits, list_bit_bytes(p));
   const std::int64_t heads = stacked > 1 ? p.heads_kv : p.heads_q;
   const std::int64_t units = (p.seq_q * stacked + tile.block_q - 1) / tile.block_q * heads * p.batch;
   const int blocks_per_sm = abi::forward_sm90_blocks_per_sm(config);
@@ -114,9 +131,9 @@ Plan lay_out_lists(const Request& bits, const TileSize& tile) {
 
 }  // namespace
 
-Answer plan_lists(const Request& r) {
+Answer plan_sm90_lists(const Request& r) {
   if (std::string reason = reject_lists(r); !reason.empty()) return Refusal{std::move(reason)};
-  const Request bits = with_list_bits(r);
+  const Request bits = with_list_bits(r, r.problem);
   if (r.num_stages > 0 || r.num_splits > 0) return Refusal{"has one way to take lists of blocks"};
   TileSize tile = choose_list_tile(bits);
   if (r.tile) {
@@ -126,6 +143,22 @@ Answer plan_lists(const Request& r) {
     tile = *r.tile;
   }
   return Offer{lay_out_lists(bits, tile)};
+}
+
+Answer plan_sm90_backward_lists(const Request& r) {
+  if (std::string reason = reject_lists(r); !reason.empty()) return Refusal{std::move(reason)};
+  if (std::max(r.problem.head_dim, r.problem.head_dim_v) > 128) return Refusal{"takes lists of blocks with heads up to 128"};
+  if (r.features.sink) return Refusal{"takes no sink beside lists of blocks"};
+  if (r.tile || r.part || r.num_stages > 0) return Refusal{"has one way to take lists of blocks"};
+  const Problem stacked = with_stacks(r.problem);
+  const Request bits = with_list_bits(r, stacked);
+  const BackwardSm90Structure structure = choose_backward_sm90_structure(bits, true);
+  if (structure.dq_mode != abi::DqMode::atomic)
+    return Refusal{"adds dQ of lists of blocks in any order: every run has other bits"};
+  Plan plan = lay_out_sm90_backward(bits, true, structure);
+  for (MapLayout& map : plan.maps) stack_map(r.problem, map);
+  reserve(plan, abi::SharedRegion::list_bits, list_bit_bytes(r.problem));
+  return Offer{std::move(plan)};
 }
 
 }  // namespace flash_attention::plan
