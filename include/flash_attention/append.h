@@ -22,7 +22,7 @@ struct AppendProblem {
   std::int64_t head_dim = 0;
   std::int64_t head_dim_v = 0;          ///< 0 = head_dim
   Dtype dtype = Dtype::float32;         ///< of q, k and v
-  std::optional<Dtype> cache_dtype{};   ///< dtype if not given; with 8-bit types rows are quantised
+  std::optional<Dtype> cache_dtype{};   ///< dtype if not given; with types of 8 and 4 bits rows are quantised
   Dtype rotary_dtype = Dtype::float32;  ///< of cos and sin
 
   bool packed_new = false;  ///< new rows are end to end: cu_seqlens_new
@@ -49,7 +49,7 @@ struct AppendProblem {
   bool rotary_offsets = false;    ///< the first angle of each sequence is rotary_offsets[b], not lengths[b]
   bool rotary_one_query = false;  ///< all queries of a sequence have the angle of its first query
 
-  ScaleKind scales = ScaleKind::none;  ///< of an 8-bit cache; scales of rows are written
+  ScaleKind scales = ScaleKind::none;  ///< of an 8-bit cache, and of nvfp4; scales of rows are written
   Strides k_scale_strides{}, v_scale_strides{};
 
   bool q_norm = false;                ///< rows of q are divided by their root mean square, before they are rotated
@@ -63,6 +63,8 @@ struct AppendProblem {
   bool sections_interleaved = false;
   bool in_rows = false;  ///< no cache: k_cache has the shape of k, as q_out has that of q, and there is no v
   Strides dq_out_strides{}, dk_out_strides{}, dq_strides{}, dk_strides{};  ///< in_rows: of AppendGradients
+  std::int64_t cache_group = 0;  ///< of a cache of 4 bits, as Problem::kv_group
+  Strides k_group_strides{}, v_group_strides{};  ///< of its groups' scales and zeros, which are written
 
   friend bool operator==(const AppendProblem&, const AppendProblem&) = default;
 };
@@ -93,6 +95,11 @@ struct AppendBuffers {
   const void* q_norm_weight = nullptr;            ///< [head_dim]; null: all weights are 1
   const void* k_norm_weight = nullptr;            ///< [head_dim]
   const std::int32_t* angle_positions = nullptr;  ///< AppendProblem::angle_sections; [angle_sections, tokens]
+
+  void* k_group_scale = nullptr;  ///< cache_dtype of 4 bits; as the rows of the caches, written
+  void* v_group_scale = nullptr;
+  void* k_group_zero = nullptr;  ///< int4
+  void* v_group_zero = nullptr;
 };
 
 /// Pointers to memory of Options::device.

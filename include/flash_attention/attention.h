@@ -88,6 +88,12 @@ struct Buffers {
   const std::uint8_t* bit_mask = nullptr;          ///< Problem::bit_mask
   const std::int32_t* bit_mask_offsets = nullptr;  ///< BitMask::offsets; [batch + 1], in bytes of bit_mask
   const std::int32_t* sequence_windows = nullptr;  ///< Problem::sequence_windows; [batch, 2], left and right
+
+  // Problem::kv_dtype of 4 bits: as the rows of k and v, with head_dim / kv_group numbers each.
+  const void* k_group_scale = nullptr;  ///< e4m3 (nvfp4), e8m0 (mxfp4) or dtype (int4)
+  const void* v_group_scale = nullptr;
+  const void* k_group_zero = nullptr;  ///< int4: of dtype; what the code 0 is worth
+  const void* v_group_zero = nullptr;
 };
 
 /// The facts about a call's masks that a GPU computes before it attends, kept for later calls: docs/masks.md, "Prepared

@@ -107,6 +107,8 @@ typedef struct flash_attention_problem {
   int64_t bit_mask_row_bytes;
   int32_t bit_mask_offsets; /* buffers have bit_mask_offsets */
   int32_t sequence_windows;
+  int64_t kv_group; /* of 4-bit k and v; 0 = the format's */
+  flash_attention_strides k_group_strides, v_group_strides;
 } flash_attention_problem;
 
 typedef struct flash_attention_buffers {
@@ -140,6 +142,7 @@ typedef struct flash_attention_buffers {
   float* lse_tangent;
   const uint8_t* bit_mask;
   const int32_t *bit_mask_offsets, *sequence_windows;
+  const void *k_group_scale, *v_group_scale, *k_group_zero, *v_group_zero; /* of 4-bit k and v */
 } flash_attention_buffers;
 
 typedef struct flash_attention_options {
@@ -174,6 +177,8 @@ typedef struct flash_attention_append_problem {
   int32_t rotary_sections[4], sections_interleaved, in_rows;
   int64_t angle_sections;
   flash_attention_strides dq_out_strides, dk_out_strides, dq_strides, dk_strides;
+  int64_t cache_group; /* of a 4-bit cache */
+  flash_attention_strides k_group_strides, v_group_strides;
 } flash_attention_append_problem;
 
 typedef struct flash_attention_append_buffers {
@@ -187,6 +192,7 @@ typedef struct flash_attention_append_buffers {
   float *k_scale, *v_scale;
   const void *q_norm_weight, *k_norm_weight;
   const int32_t* angle_positions;
+  void *k_group_scale, *v_group_scale, *k_group_zero, *v_group_zero; /* of a 4-bit cache */
 } flash_attention_append_buffers;
 
 typedef struct flash_attention_append_gradients {

@@ -17,7 +17,8 @@ namespace flash_attention {
 /// The largest head_dim and head_dim_v.
 constexpr std::int64_t max_head_dim = 576;
 
-/// Which elements of an 8-bit tensor share a scale. The value of an element is code * scale.
+/// Which elements of an 8-bit tensor share a scale. The value of an element is code * scale. nvfp4 has scales of groups,
+/// and beside them none or one of the tensor.
 enum class ScaleKind : std::uint8_t {
   none,    ///< every scale is 1
   tensor,  ///< [1]
@@ -200,10 +201,10 @@ struct Problem {
   std::array<std::array<std::int64_t, 4>, 8> program_sizes{};  ///< the sizes of each tensor it reads; 0 past its rank
   std::uint32_t program_gradients = 0;                         ///< backward: bit n requests the gradient of tensor n
 
-  // Forward: K and V of a cache in 8 bits. The value of an element is code * scale (docs/numerics.md).
-  /// of k and v; dtype if not given, otherwise float8_e4m3, float8_e5m2 or int8
-  std::optional<Dtype> kv_dtype{};
-  ScaleKind kv_scales = ScaleKind::none;  ///< of 8-bit k and v
+  // Forward: K and V of a cache in 8 bits, or in 4. The value of an element is code * scale (docs/numerics.md). A row of 4
+  // bits has head_dim / 2 bytes, and strides count bytes.
+  std::optional<Dtype> kv_dtype{};        ///< of k and v; dtype if not given, otherwise a type of 8 or 4 bits
+  ScaleKind kv_scales = ScaleKind::none;  ///< of 8-bit k and v, and of nvfp4
   Strides k_scale_strides{}, v_scale_strides{};
 
   // Forward: latent attention (MLA). A key is its value, followed by head_dim - head_dim_v further columns; k has only
@@ -228,6 +229,11 @@ struct Problem {
 
   BitMask bit_mask{};             ///< forward
   bool sequence_windows = false;  ///< forward: sequence b also has the window sequence_windows[b]; -1 = all
+
+  // Forward: scales (int4: and zeros) of groups of columns, where k and v are of 4 bits: as the rows of k, with
+  // head_dim / kv_group numbers each.
+  std::int64_t kv_group = 0;  ///< columns that share a scale; 0: 16 of nvfp4, 32 of mxfp4 and int4, which takes 64 and 128
+  Strides k_group_strides{}, v_group_strides{};  ///< in scales
 
   friend bool operator==(const Problem&, const Problem&) = default;
 };

@@ -28,6 +28,7 @@ struct AppendConfig {
   bool paged = false;
   bool scales = false;        // of an 8-bit cache
   bool token_scales = false;  // for each row, computed here
+  int group = 0;              // of a 4-bit cache: columns that share a scale, which is computed here
 };
 
 struct AppendArgs {
@@ -67,6 +68,7 @@ struct AppendArgs {
   int angle_sections;
   int sections[4];  // pairs of each section
   float norm_eps;
+  GroupView K_groups, V_groups;
 };
 
 // decode/append_gradient: gradients of rows that have been normalised and rotated (AppendConfig::in_rows).
@@ -87,6 +89,12 @@ struct AppendGradientArgs {
 constexpr int append_threads = 128;
 constexpr int append_weights_threads = 512;
 constexpr int most_append_gradient_blocks = 1056;  // as many as GPUs of today run at the same time
+
+/// The rows that are in flight, as float, where their groups are quantised.
+constexpr int append_shared_bytes(const AppendConfig& config) {
+  const int dim = config.head_dim > config.head_dim_v ? config.head_dim : config.head_dim_v;
+  return config.group == 0 ? 0 : append_threads / config.lanes * dim * 4;
+}
 
 /// Warps that share a token's heads.
 constexpr int append_tasks(int heads, int heads_of_task) { return (heads + heads_of_task - 1) / heads_of_task; }

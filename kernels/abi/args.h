@@ -37,6 +37,15 @@ struct ScaleView {
   long long head_stride;
 };
 
+/// Scales of groups of columns of 4-bit K and V, and of int4 their zeros: they follow the rows; strides in scales.
+struct GroupView {
+  void* scales;
+  void* zeros;
+  long long batch_stride;
+  long long seq_stride;
+  long long head_stride;
+};
+
 struct AttentionArgs {
   TensorMap maps[8];  // TMA kernels only; abi/tensor_maps.h names them
 
@@ -140,6 +149,8 @@ struct AttentionArgs {
   // If heads are stacked (Features::stacked_heads): seq_q and total_q count rows, heads_q is heads_kv, group is 1, and this
   // is the number of query heads that share keys.
   int stacked_group;
+
+  GroupView K_groups, V_groups;
 };
 
 static_assert(sizeof(TensorMap) == 128 && sizeof(TensorView) == 32 && sizeof(ScoreView) == 32);

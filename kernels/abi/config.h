@@ -6,11 +6,14 @@
 
 namespace flash_attention::abi {
 
-/// The last three are only for K and V, e4m3 and e5m2 also for Q.
-enum class Type : int { float32, float16, bfloat16, e4m3, e5m2, int8 };
+/// Those from e4m3 on are only for K and V, e4m3 and e5m2 also for Q. The last three are codes of 4 bits.
+enum class Type : int { float32, float16, bfloat16, e4m3, e5m2, int8, nvfp4, mxfp4, int4 };
 
 /// Whether elements have 8 bits.
 constexpr bool is_narrow(Type type) { return type == Type::e4m3 || type == Type::e5m2 || type == Type::int8; }
+
+/// Codes of 4 bits, two in a byte, whose scales are those of groups of columns.
+constexpr bool has_groups(Type type) { return type == Type::nvfp4 || type == Type::mxfp4 || type == Type::int4; }
 
 /// Those options of the contract that change code. Each kernel applies them with `if constexpr`.
 struct Features {
@@ -39,7 +42,7 @@ struct Features {
   bool score_program = false;          // a program changes scores
   bool score_hides = false;            // it may return -inf, which hides the score
   bool mask_program = false;           // a program hides keys
-  Type kv_dtype = Type::float32;       // of 8-bit k and v; any other type means dtype
+  Type kv_dtype = Type::float32;       // of k and v in 8 or 4 bits; any other type means dtype
   bool kv_scales = false;              // they have scales
   bool token_scales = false;           // one for each row
   bool latent = false;                 // a key is its value, then head_dim - head_dim_v columns of K
@@ -59,6 +62,7 @@ struct Features {
   int list_bits = 0;                   // sm90: lists of blocks come as bits, each for so many keys (mask/list_map.cuh)
   bool list_of_query = false;          // each query has its own list
   int stacked_heads = 0;               // sm90: a query has so many rows, the heads that share its keys; 0: heads are apart
+  int kv_group = 0;                    // 4 bits: columns of K and V that share a scale
 
   constexpr bool has_window() const { return window_left || window_right; }
   /// Whether a sequence may have fewer rows or keys than the tensors have room for.
@@ -84,7 +88,7 @@ struct Features {
 
 /// The element type of K and V.
 constexpr Type key_type(const Features& features) {
-  return is_narrow(features.kv_dtype) ? features.kv_dtype : features.dtype;
+  return is_narrow(features.kv_dtype) || has_groups(features.kv_dtype) ? features.kv_dtype : features.dtype;
 }
 
 /// The element type of Q.

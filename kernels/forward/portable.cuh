@@ -202,9 +202,8 @@ __device__ __forceinline__ void forward_portable(const AttentionArgs& args) {
   const int kv_head_idx = block.head_idx / args.group;
   using Query = const tile::Stored<query_type(features)>;
   const auto Q = tile::query_rows<Query, features>(args.Q, sequence, block.head_idx).from(q_begin);
-  using Key = const tile::Stored<key_type(features)>;
-  const auto K = tile::key_source<Key, features>(args, args.K, sequence, kv_head_idx);
-  const auto V = tile::key_source<Key, features>(args, args.V, sequence, kv_head_idx);
+  const auto K = tile::keys_of<features>(args, sequence, kv_head_idx);
+  const auto V = tile::values_of<features>(args, sequence, kv_head_idx);
   const auto scale_of = [&](const ScaleView& scales) {
     return [&](int j) { return tile::token_scale<features>(args, scales, sequence, kv_head_idx, j); };
   };

@@ -19,13 +19,12 @@ __device__ __forceinline__ tile::WarpRow<config.head_dim_v> repaired_output(cons
                                                                             int i, float lse) {
   constexpr Features features = config.features;
   using Query = const tile::Stored<query_type(features)>;
-  using Key = const tile::Stored<key_type(features)>;
   const int lane = threadIdx.x % 32, kv_head_idx = head_idx / args.group;
   const tile::Score<features> score(args, sequence, head_idx);
   const tile::Dropout dropout(args, sequence.batch_idx, head_idx);
   const auto Q = tile::query_rows<Query, features>(args.Q, sequence, head_idx);
-  const auto K = tile::key_source<Key, features>(args, args.K, sequence, kv_head_idx);
-  const auto V = tile::key_source<Key, features>(args, args.V, sequence, kv_head_idx);
+  const auto K = tile::keys_of<features>(args, sequence, kv_head_idx);
+  const auto V = tile::values_of<features>(args, sequence, kv_head_idx);
   const tile::KeyRange range = score.keys_of(i);
   tile::WarpRow<config.head_dim_v> sum;
   if (lse == -tile::infinity) return sum;  // no score is above -inf, and -inf - lse would be NaN

@@ -38,6 +38,14 @@ template <>
 struct StoredOf<Type::int8> {
   using Kind = int8;
 };
+/// A byte with two codes of 4 bits.
+struct TwoCodes {
+  unsigned char bits;
+};
+template <Type type>
+requires(has_groups(type)) struct StoredOf<type> {
+  using Kind = TwoCodes;
+};
 template <Type type>
 using Stored = typename StoredOf<type>::Kind;
 

@@ -12,9 +12,9 @@
 
 namespace flash_attention::tile {
 
-/// The dot product of two rows, in every lane.
-template <int dim, typename ElementA, typename ElementB>
-__device__ __forceinline__ float warp_dot(const ElementA* a, const ElementB* b, int lane) {
+/// The dot product of two rows (pointers, or what has elements as they do), in every lane.
+template <int dim, typename RowA, typename RowB>
+__device__ __forceinline__ float warp_dot(RowA a, RowB b, int lane) {
   float sum = 0;
   for (int d = lane; d < dim; d += 32) sum = ptx::fma(to_float(a[d]), to_float(b[d]), sum);
 #pragma unroll
@@ -28,8 +28,8 @@ struct WarpRow {
   static constexpr int parts = ceil_div(dim, 32);
   float sum[parts] = {};
 
-  template <typename Element>
-  __device__ __forceinline__ void add(float weight, const Element* row, int lane) {
+  template <typename Row>
+  __device__ __forceinline__ void add(float weight, Row row, int lane) {
 #pragma unroll
     for (int part = 0; part < parts; ++part) {
       const int d = lane + 32 * part;

@@ -64,5 +64,6 @@
   X(latent, same, nothing)                                                                                  \
   X(q_dtype, same, nothing) X(q_scales, same, nothing) X(q_scale_strides, same, nothing)                    \
   X(key_list, parts, hides)                                                                                 \
-  X(bit_mask, parts, hides) X(sequence_windows, same, hides)
+  X(bit_mask, parts, hides) X(sequence_windows, same, hides)                                                \
+  X(kv_group, same, nothing) X(k_group_strides, same, nothing) X(v_group_strides, same, nothing)
 // clang-format on

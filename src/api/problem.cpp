@@ -151,6 +151,7 @@ std::string to_string(const Problem& p) {
   if (p.left_padding) out << ", left_padding";
   if (p.page_size != 0) out << ", " << p.num_pages << " pages of " << p.page_size;
   if (p.kv_dtype && *p.kv_dtype != p.dtype) out << ", keys of " << to_string(*p.kv_dtype);
+  if (p.kv_dtype == Dtype::int4 && p.kv_group != 0) out << " in groups of " << p.kv_group;
   if (p.kv_scales != ScaleKind::none) out << ", scales of " << to_string(p.kv_scales);
   if (p.q_dtype && *p.q_dtype != p.dtype) out << ", queries of " << to_string(*p.q_dtype);
   if (p.q_scales != ScaleKind::none) out << ", their scales of " << to_string(p.q_scales);
@@ -182,6 +183,12 @@ std::string_view to_string(Dtype dtype) {
       return "float8_e5m2";
     case Dtype::int8:
       return "int8";
+    case Dtype::nvfp4:
+      return "nvfp4";
+    case Dtype::mxfp4:
+      return "mxfp4";
+    case Dtype::int4:
+      return "int4";
   }
   return "unknown dtype";
 }

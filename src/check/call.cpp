@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "check/program_score.h"
+#include "support/groups.h"
 #include "support/half.h"
 #include "support/narrow.h"
 
@@ -19,6 +20,7 @@ double load(const char* data, Dtype dtype, std::int64_t index) {
   }
   if (size_of(dtype) == 1) {
     const auto code = static_cast<std::uint8_t>(data[index]);
+    if (has_groups(dtype)) return code;  // two codes of 4 bits, or the scale of a group
     if (dtype == Dtype::int8) return static_cast<std::int8_t>(code);
     return dtype == Dtype::float8_e4m3 ? support::float_of_e4m3(code) : support::float_of_e5m2(code);
   }
@@ -96,7 +98,9 @@ std::vector<double> Call::read(const Rows& rows, std::int64_t begin, std::int64_
 
 std::vector<double> Call::read_codes(const void* tensor, const Strides& strides, std::int64_t width, std::int64_t b,
                                      std::int64_t kv_head, std::int64_t begin, std::int64_t end) const {
-  const bool keys = tensor == buffers.k || tensor == buffers.v;
+  const bool bytes = problem.kv_group != 0 && problem.kv_dtype != Dtype::int4;
+  const bool keys = tensor == buffers.k || tensor == buffers.v ||
+                    (bytes && (tensor == buffers.k_group_scale || tensor == buffers.v_group_scale));
   const Dtype dtype = keys ? problem.kv_dtype.value_or(problem.dtype) : problem.dtype;
   const auto element = static_cast<std::int64_t>(size_of(dtype));
   const auto rows_from = [&](std::int64_t offset) {
@@ -119,11 +123,43 @@ std::vector<double> Call::read_codes(const void* tensor, const Strides& strides,
   return values;
 }
 
+std::vector<double> Call::read_groups(bool of_k, std::int64_t width, std::int64_t b, std::int64_t kv_head,
+                                      std::int64_t begin, std::int64_t end) const {
+  const Problem& p = problem;
+  const Dtype format = *p.kv_dtype;
+  const Strides& strides = of_k ? p.k_group_strides : p.v_group_strides;
+  const std::int64_t groups = width / p.kv_group;
+  const auto numbers = [&](const void* tensor) { return read_codes(tensor, strides, groups, b, kv_head, begin, end); };
+  const std::vector<double> codes =
+      read_codes(of_k ? buffers.k : buffers.v, of_k ? p.k_strides : p.v_strides, width / 2, b, kv_head, begin, end);
+  const std::vector<double> scales = numbers(of_k ? buffers.k_group_scale : buffers.v_group_scale);
+  std::vector<double> zeros;
+  if (format == Dtype::int4) zeros = numbers(of_k ? buffers.k_group_zero : buffers.v_group_zero);
+  std::vector<double> values(2 * codes.size());
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    const std::size_t group = i / static_cast<std::size_t>(p.kv_group);
+    const double code = support::float_of_code(format, static_cast<unsigned>(codes[i / 2]) >> i % 2 * 4 & 15u);
+    if (format == Dtype::int4) {
+      values[i] = support::rounded_to(p.dtype, static_cast<float>(code * scales[group] + zeros[group]));
+    } else if (format == Dtype::nvfp4) {
+      values[i] = code * double{support::float_of_e4m3(static_cast<std::uint8_t>(scales[group]))};
+    } else {
+      const int byte = static_cast<int>(scales[group]);
+      const int counted =
+          byte == 255 ? 255 : std::clamp(byte, support::least_e8m0(p.dtype), support::largest_e8m0(p.dtype));
+      values[i] = support::rounded_to(
+          p.dtype, static_cast<float>(code * double{support::float_of_e8m0(static_cast<unsigned>(counted))}));
+    }
+  }
+  return values;
+}
+
 std::vector<double> Call::read_keys(const void* tensor, const Strides& strides, std::int64_t width, std::int64_t b,
                                     std::int64_t kv_head, std::int64_t begin, std::int64_t end) const {
-  std::vector<double> values = read_codes(tensor, strides, width, b, kv_head, begin, end);
   const Problem& p = problem;
-  const bool of_k = tensor == buffers.k;
+  const bool of_k = tensor == buffers.k, grouped = p.kv_group != 0 && (of_k || tensor == buffers.v);
+  std::vector<double> values = grouped ? read_groups(of_k, width, b, kv_head, begin, end)
+                                       : read_codes(tensor, strides, width, b, kv_head, begin, end);
   if (p.kv_scales == ScaleKind::none || (!of_k && tensor != buffers.v)) return values;
   const Strides& s = of_k ? p.k_scale_strides : p.v_scale_strides;
   for (std::int64_t j = begin; j < end; ++j) {

@@ -84,6 +84,10 @@ class Call {
   std::vector<double> read_codes(const void* tensor, const Strides& strides, std::int64_t width, std::int64_t b,
                                  std::int64_t kv_head, std::int64_t begin, std::int64_t end) const;
 
+  /// read_keys of 4 bits, with the scales of groups.
+  std::vector<double> read_groups(bool of_k, std::int64_t width, std::int64_t b, std::int64_t kv_head, std::int64_t begin,
+                                  std::int64_t end) const;
+
   void hide_rows(std::int64_t b, std::int64_t head, std::int64_t begin, std::int64_t end, std::int64_t j,
                  std::int64_t width, std::vector<char>& shown) const;
   void hide_bits(std::int64_t b, std::int64_t begin, std::int64_t end, std::int64_t j, std::int64_t width,

@@ -6,6 +6,7 @@
 
 #include "cpu/threads/parallel.h"
 #include "plan/append.h"
+#include "support/groups.h"
 #include "support/narrow.h"
 
 // append on the CPU: a token an item, a row of a head at a time, in float.
@@ -45,6 +46,10 @@ void write(Dtype dtype, void* to, std::int64_t begin, std::int64_t count, const 
       return write_as<std::uint8_t>(to, begin, count, from, support::e5m2_of_float);
     case Dtype::int8:
       return write_as<std::int8_t>(to, begin, count, from, support::int8_of_float);
+    case Dtype::nvfp4:  // Worker::write_groups
+    case Dtype::mxfp4:
+    case Dtype::int4:
+      return;
   }
 }
 
@@ -214,6 +219,17 @@ struct Worker {
     return 1 / scale;
   }
 
+  /// A row of a cache of 4 bits, with the scales and zeros of its groups.
+  void write_groups(const float* row, std::int64_t dim, void* cache, std::int64_t begin, void* scales, void* zeros,
+                    std::int64_t first_group, const float* tensor_scale) const {
+    auto* const codes = static_cast<std::uint8_t*>(cache) + begin;
+    for (std::int64_t group = 0; group < dim / p.cache_group; ++group) {
+      support::quantise_group(*p.cache_dtype, p.dtype, row + group * p.cache_group, p.cache_group,
+                              p.scales == ScaleKind::none ? 1 : *tensor_scale, codes + group * p.cache_group / 2, scales,
+                              zeros, first_group + group);
+    }
+  }
+
   void cache(std::int64_t idx, float* tables, float* row) const {
     const Token token = token_of(idx, b.cu_seqlens_new, p.seq_new, false);
     if (token.sequence < 0) {
@@ -231,6 +247,14 @@ struct Worker {
       read(p.dtype, b.k, at(p.k_strides, token.batch, token.row, head), p.head_dim, row);
       k_norm.apply(p, row);
       angle.rotate(row);
+      if (p.cache_group != 0) {
+        write_groups(row, p.head_dim, b.k_cache, at(p.k_cache_strides, page, slot, head), b.k_group_scale, b.k_group_zero,
+                     at(p.k_group_strides, page, slot, head), b.k_scale);
+        read(p.dtype, b.v, at(p.v_strides, token.batch, token.row, head), p.head_dim_v, row);
+        write_groups(row, p.head_dim_v, b.v_cache, at(p.v_cache_strides, page, slot, head), b.v_group_scale, b.v_group_zero,
+                     at(p.v_group_strides, page, slot, head), b.v_scale);
+        continue;
+      }
       const float k_factor = inverse_scale(b.k_scale, p.k_scale_strides, token, page, slot, head, row, p.head_dim);
       if (k_factor != 1) std::for_each_n(row, p.head_dim, [=](float& x) { x *= k_factor; });
       write(*p.cache_dtype, b.k_cache, at(p.k_cache_strides, page, slot, head), p.head_dim, row);

@@ -19,6 +19,9 @@ int type_value(Dtype dtype) {
     case Dtype::float8_e4m3:
     case Dtype::float8_e5m2:
     case Dtype::int8:
+    case Dtype::nvfp4:
+    case Dtype::mxfp4:
+    case Dtype::int4:
       break;
   }
   return 0;  // bytes

@@ -20,6 +20,12 @@ const char* source(abi::Type type) {
       return "Type::e5m2";
     case abi::Type::int8:
       return "Type::int8";
+    case abi::Type::nvfp4:
+      return "Type::nvfp4";
+    case abi::Type::mxfp4:
+      return "Type::mxfp4";
+    case abi::Type::int4:
+      return "Type::int4";
   }
   return "";
 }
@@ -148,6 +154,7 @@ std::string to_source(const abi::Features& config) {
   MEMBER(list_bits);
   MEMBER(list_of_query);
   MEMBER(stacked_heads);
+  MEMBER(kv_group);
   return out.done();
 }
 
@@ -250,6 +257,7 @@ std::string to_source(const abi::AppendConfig& config) {
   MEMBER(paged);
   MEMBER(scales);
   MEMBER(token_scales);
+  MEMBER(group);
   return out.done();
 }
 

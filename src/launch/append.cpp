@@ -17,6 +17,8 @@ abi::AppendArgs make_arguments(const AppendProblem& p, const AppendBuffers& b) {
   args.V_cache = view(b.v_cache, p.v_cache_strides);
   args.K_scale = scale_view(b.k_scale, p.k_scale_strides);
   args.V_scale = scale_view(b.v_scale, p.v_scale_strides);
+  args.K_groups = group_view(b.k_group_scale, b.k_group_zero, p.k_group_strides);
+  args.V_groups = group_view(b.v_group_scale, b.v_group_zero, p.v_group_strides);
   args.cos = b.cos;
   args.sin = b.sin;
   args.rotary_stride = p.rotary_stride;

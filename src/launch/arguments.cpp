@@ -110,6 +110,8 @@ abi::AttentionArgs make_arguments(const Problem& p, const Plan& plan, const Buff
   args.K_scale = scale_view(b.k_scale, p.k_scale_strides);
   args.V_scale = scale_view(b.v_scale, p.v_scale_strides);
   args.Q_scale = scale_view(b.q_scale, p.q_scale_strides);
+  args.K_groups = group_view(b.k_group_scale, b.k_group_zero, p.k_group_strides);
+  args.V_groups = group_view(b.v_group_scale, b.v_group_zero, p.v_group_strides);
 
   // dbias is dense over the axes that bias does not broadcast.
   args.dbias = b.dbias;

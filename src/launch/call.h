@@ -36,6 +36,15 @@ struct ScaleView {
   std::int64_t head_stride = 0;
 };
 
+/// Scales of groups of columns of 4-bit k and v, and of int4 zeros, which follow the rows; strides in scales.
+struct GroupView {
+  const char* scales = nullptr;
+  const char* zeros = nullptr;
+  std::int64_t batch_stride = 0;
+  std::int64_t seq_stride = 0;
+  std::int64_t head_stride = 0;
+};
+
 /// One call of attention. The same for every kernel.
 struct Call {
   Dtype dtype = Dtype::float32;
@@ -45,6 +54,8 @@ struct Call {
   TensorView k_source, v_source;    // the sources of the copies; null: there are no copies
   ScaleView q_scale, k_scale, v_scale;
   bool token_scales = false;  // each row has its own scale
+  GroupView k_groups, v_groups;
+  int kv_group = 0;  // columns of a group; 0: k and v are not of 4 bits
   TensorView dout, dq, dk, dv;
   float* lse = nullptr;         // [batch, heads_q, seq_q], packed [heads_q, total_q]; may be null in forward
   const float* dlse = nullptr;  // may be null

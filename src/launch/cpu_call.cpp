@@ -131,6 +131,14 @@ Call make_call(const Problem& problem, const Plan& plan, int block_q, const Buff
     call.v_scale = scales(buffers.v_scale, problem.v_scale_strides);
     call.token_scales = problem.kv_scales == ScaleKind::token;
   }
+  if (problem.kv_group != 0) {
+    const auto groups = [](const void* scale, const void* zero, const Strides& s) {
+      return GroupView{static_cast<const char*>(scale), static_cast<const char*>(zero), s.batch, s.seq, s.head};
+    };
+    call.k_groups = groups(buffers.k_group_scale, buffers.k_group_zero, problem.k_group_strides);
+    call.v_groups = groups(buffers.v_group_scale, buffers.v_group_zero, problem.v_group_strides);
+    call.kv_group = static_cast<int>(problem.kv_group);
+  }
   if (plan.cpu.copies_keys) copy_keys(problem, plan, options, call);
 
   call.batch = problem.batch;

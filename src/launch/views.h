@@ -15,4 +15,9 @@ inline abi::ScaleView scale_view(const float* data, const Strides& strides) {
   return {data, strides.batch, strides.seq, strides.head};
 }
 
+/// The scales and zeros of a 4-bit cache's groups.
+inline abi::GroupView group_view(const void* scales, const void* zeros, const Strides& strides) {
+  return {const_cast<void*>(scales), const_cast<void*>(zeros), strides.batch, strides.seq, strides.head};
+}
+
 }  // namespace flash_attention::launch

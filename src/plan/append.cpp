@@ -15,15 +15,16 @@ int vector_of(const AppendProblem& p) {
   const auto fits = [](const Strides& s, int width) {
     return s.batch % width == 0 && s.seq % width == 0 && s.head % width == 0;
   };
+  const bool vectors_of_cache = p.cache_group == 0;  // groups are stored by themselves
   for (int width = 8; width > 1; width /= 2) {
     const bool dims = p.head_dim % width == 0 && (p.in_rows || p.head_dim_v % width == 0);
     const std::int64_t rotated = p.rotary_interleaved ? p.rotary_dim : p.rotary_dim / 2;
     const int of_table = p.rotary_interleaved ? width / 2 : width;
     if (dims && rotated % width == 0 && p.rotary_stride % of_table == 0 && fits(p.q_strides, width) &&
-        fits(p.q_out_strides, width) && fits(p.k_strides, width) && fits(p.k_cache_strides, width) &&
+        fits(p.q_out_strides, width) && fits(p.k_strides, width) && (!vectors_of_cache || fits(p.k_cache_strides, width)) &&
         (p.in_rows ? fits(p.dq_out_strides, width) && fits(p.dk_out_strides, width) && fits(p.dq_strides, width) &&
                          fits(p.dk_strides, width)
-                   : fits(p.v_strides, width) && fits(p.v_cache_strides, width))) {
+                   : fits(p.v_strides, width) && (!vectors_of_cache || fits(p.v_cache_strides, width)))) {
       return width;
     }
   }
@@ -49,7 +50,8 @@ abi::AppendConfig configure(const AppendProblem& p) {
                            .in_rows = p.in_rows,
                            .paged = p.page_size != 0,
                            .scales = p.scales != ScaleKind::none,
-                           .token_scales = p.scales == ScaleKind::token};
+                           .token_scales = p.scales == ScaleKind::token,
+                           .group = static_cast<int>(p.cache_group)};
   // A lane of a half-split pair holds two vectors.
   const std::int64_t pairs = p.rotary_interleaved ? 0 : p.rotary_dim / 2;
   const std::int64_t units = (p.head_dim - pairs) / config.vector;
@@ -82,6 +84,7 @@ Launch lay_out_append(const AppendProblem& problem) {
           .config = launch_config(config),
           .grid = {static_cast<int>(blocks), 1, 1},
           .block = abi::append_threads,
+          .shared_bytes = abi::append_shared_bytes(config),
           .arguments = "AppendArgs"};
 }
 

@@ -11,7 +11,9 @@ static_assert(static_cast<int>(abi::Type::bfloat16) == static_cast<int>(Dtype::b
               static_cast<int>(abi::Type::float16) == static_cast<int>(Dtype::float16) &&
               static_cast<int>(abi::Type::e4m3) == static_cast<int>(Dtype::float8_e4m3) &&
               static_cast<int>(abi::Type::e5m2) == static_cast<int>(Dtype::float8_e5m2) &&
-              static_cast<int>(abi::Type::int8) == static_cast<int>(Dtype::int8));
+              static_cast<int>(abi::Type::int8) == static_cast<int>(Dtype::int8) &&
+              static_cast<int>(abi::Type::nvfp4) == static_cast<int>(Dtype::nvfp4) &&
+              static_cast<int>(abi::Type::int4) == static_cast<int>(Dtype::int4));
 
 abi::Features features_of(const Problem& p) {
   abi::Features features{
@@ -50,7 +52,8 @@ abi::Features features_of(const Problem& p) {
       .key_bits = p.bit_mask.kind == BitMaskKind::keys,
       .draft_bits = p.bit_mask.kind == BitMaskKind::drafts,
       .bit_offsets = p.bit_mask.offsets,
-      .sequence_windows = p.sequence_windows};
+      .sequence_windows = p.sequence_windows,
+      .kv_group = static_cast<int>(p.kv_group)};
   if (!p.program.empty()) {
     const ProgramTraits program = program_traits(p);
     features.score_program = program.score;

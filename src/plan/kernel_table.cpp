@@ -49,7 +49,11 @@ std::string missing_option(const KernelEntry& entry, const Request& request) {
   const Problem& problem = request.problem;
   const abi::Features& features = request.features;
   const Capabilities& takes = entry.takes;
-  if (*problem.kv_dtype != problem.dtype && !takes.narrow_keys) return "takes no keys and values of 8 bits";
+  if (features.kv_group != 0) {
+    if (!takes.grouped_keys) return "takes no keys and values of 4 bits";
+  } else if (*problem.kv_dtype != problem.dtype && !takes.narrow_keys) {
+    return "takes no keys and values of 8 bits";
+  }
   if (features.latent && !takes.latent) return "takes no latent keys";
   if (features.narrow_queries && !takes.narrow_queries) return "takes no queries of 8 bits";
   if (features.hidden_bounds != 0 && !takes.hidden_rows) return "takes no hidden rows";

@@ -21,6 +21,7 @@ struct Capabilities {
   bool block_mask = false;        // Problem::block_mask
   bool programs = false;          // Problem::program
   bool narrow_keys = false;       // K and V in 8 bits
+  bool grouped_keys = false;      // K and V in 4 bits
   bool narrow_queries = false;    // Q in 8 bits
   bool latent = false;            // keys that begin with their values
   bool tile = false;              // Request::tile

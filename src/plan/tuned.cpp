@@ -27,8 +27,9 @@ std::string to_string(const Choice& choice) {
 
 Problem tuning_form(const Problem& normalised) {
   Problem form = normalised;
-  for (Strides* strides : {&form.q_strides, &form.k_strides, &form.v_strides, &form.out_strides, &form.dout_strides, &form.dq_strides,
-                           &form.dk_strides, &form.dv_strides, &form.k_scale_strides, &form.v_scale_strides, &form.q_scale_strides})
+  for (Strides* strides : {&form.q_strides, &form.k_strides, &form.v_strides, &form.out_strides, &form.dout_strides,
+                           &form.dq_strides, &form.dk_strides, &form.dv_strides, &form.k_scale_strides,
+                           &form.v_scale_strides, &form.q_scale_strides, &form.k_group_strides, &form.v_group_strides})
     *strides = {};
   form.causal = form.window_right == 0;
   form.scale.reset();

@@ -58,6 +58,11 @@ void store(void* data, Dtype dtype, std::int64_t i, float value) {
     case Dtype::int8:
       static_cast<std::int8_t*>(data)[i] = support::int8_of_float(32 * value);
       return;
+    case Dtype::nvfp4:  // any two codes
+    case Dtype::mxfp4:
+    case Dtype::int4:
+      static_cast<std::uint8_t*>(data)[i] = static_cast<std::uint8_t>(support::int8_of_float(64 * value));
+      return;
   }
 }
 
@@ -184,6 +189,7 @@ struct Rig::Tensors {
   Block q, k, v, out, lse, dout, dq, dk, dv, out_tangent, lse_tangent;
   Block bias, slopes, sink, cu_q, cu_kv, seqused_q, seqused_kv, key_lengths, left_padding, page_table;
   Block q_scale, k_scale, v_scale, workspace;
+  Block k_groups, v_groups, k_zeros, v_zeros;
   std::unique_ptr<Clock> clock;
   Buffers buffers{};
 };
@@ -215,7 +221,7 @@ Rig::Rig(const Call& call, const DeviceInfo& device, const Backend& backend, Inp
       std::memcpy(made.host<char>() + static_cast<std::size_t>(begin) * size, pool.data() + place * size,
                   static_cast<std::size_t>(layout.dim) * size);
       const bool last = hostile && is_key && row + 9 > layout.seq;
-      const bool unused = hostile && is_key && short_keys && row >= kv_length(batch) && dtype != Dtype::int8;
+      const bool unused = hostile && is_key && short_keys && row >= kv_length(batch) && dtype < Dtype::int8;
       for (std::int64_t i = 0; (last || unused) && i < layout.dim; ++i)
         store(made.host(), dtype, begin + i, unused ? NAN : 6 * random.normal());
     });
@@ -236,8 +242,8 @@ Rig::Rig(const Call& call, const DeviceInfo& device, const Backend& backend, Inp
   const Dtype q_dtype = p.q_dtype.value_or(p.dtype), kv_dtype = p.kv_dtype.value_or(p.dtype);
   const std::int64_t key_dim = p.head_dim - (p.latent ? p.head_dim_v : 0);
   t.q = numbers(query_layout(p, p.q_strides, p.head_dim), q_dtype, 1, false);
-  t.k = numbers(key_layout(p, p.k_strides, key_dim), kv_dtype, 2, true);
-  t.v = numbers(key_layout(p, p.v_strides, p.head_dim_v), kv_dtype, 3, true);
+  t.k = numbers(key_layout(p, p.k_strides, stored_columns(kv_dtype, key_dim)), kv_dtype, 2, true);
+  t.v = numbers(key_layout(p, p.v_strides, stored_columns(kv_dtype, p.head_dim_v)), kv_dtype, 3, true);
   t.out = block(query_layout(p, p.out_strides, p.head_dim_v).elements(), size_of(p.dtype));
   const std::int64_t rows = p.heads_q * (p.packed ? p.total_q : p.batch * p.seq_q);
   t.lse = block(rows, sizeof(float));
@@ -302,6 +308,24 @@ Rig::Rig(const Call& call, const DeviceInfo& device, const Backend& backend, Inp
     made = small(count, [](std::int64_t i) { return 1 + 0.01f * static_cast<float>(i % 50); });
     pointer = made.template there<float>();
   };
+  const auto groups = [&](const Strides& strides, std::int64_t dim, bool zeros, Block& made, const void*& pointer) {
+    if (p.kv_group == 0 || (zeros && kv_dtype != Dtype::int4)) return;
+    const Layout layout = key_layout(p, strides, dim / p.kv_group);
+    made = block(layout.elements(), kv_dtype == Dtype::int4 ? size_of(p.dtype) : 1);
+    for (std::int64_t i = 0; i < layout.elements(); ++i) {
+      if (kv_dtype == Dtype::int4) {
+        store(made.host(), p.dtype, i, zeros ? -1.5f : 0.125f + 0.01f * static_cast<float>(i % 20));
+      } else {
+        made.host<std::uint8_t>()[i] = static_cast<std::uint8_t>((kv_dtype == Dtype::nvfp4 ? 0x24 : 124) + i % 3);
+      }
+    }
+    made.upload();
+    pointer = made.there();
+  };
+  groups(p.k_group_strides, key_dim, false, t.k_groups, b.k_group_scale);
+  groups(p.v_group_strides, p.head_dim_v, false, t.v_groups, b.v_group_scale);
+  groups(p.k_group_strides, key_dim, true, t.k_zeros, b.k_group_zero);
+  groups(p.v_group_strides, p.head_dim_v, true, t.v_zeros, b.v_group_zero);
   const Layout keys = key_layout(p, p.k_strides, key_dim);
   scales(p.kv_scales, p.k_scale_strides, keys, t.k_scale, b.k_scale);
   scales(p.kv_scales, p.v_scale_strides, keys, t.v_scale, b.v_scale);

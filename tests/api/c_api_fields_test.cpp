@@ -55,6 +55,8 @@ flash_attention_problem c_problem(const Problem& p) {
   c.bit_mask_kind = static_cast<std::int32_t>(p.bit_mask.kind), c.bit_mask_row_bytes = p.bit_mask.row_bytes;
   c.bit_mask_offsets = p.bit_mask.offsets, c.sequence_windows = p.sequence_windows;
   c.return_max_logit = p.return_max_logit, c.return_key_mass = p.return_key_mass, c.return_entropy = p.return_entropy;
+  c.kv_group = p.kv_group, c.k_group_strides = c_strides(p.k_group_strides),
+  c.v_group_strides = c_strides(p.v_group_strides);
   return c;
 }
 
@@ -70,6 +72,8 @@ flash_attention_buffers c_buffers(const Buffers& b) {
   c.max_logit = b.max_logit, c.key_mass = b.key_mass, c.entropy = b.entropy;
   c.dkey_mass = b.dkey_mass, c.dentropy = b.dentropy;
   c.bit_mask = b.bit_mask, c.bit_mask_offsets = b.bit_mask_offsets, c.sequence_windows = b.sequence_windows;
+  c.k_group_scale = b.k_group_scale, c.v_group_scale = b.v_group_scale;
+  c.k_group_zero = b.k_group_zero, c.v_group_zero = b.v_group_zero;
   c.dout = b.dout, c.dlse = b.dlse, c.dq = b.dq, c.dk = b.dk, c.dv = b.dv, c.dbias = b.dbias, c.dsink = b.dsink;
   return c;
 }
@@ -131,6 +135,7 @@ TEST(CApiFields, TheContractGivesTheSameBits) {
   for (const Case& c : cache_cases(Dtype::bfloat16)) expect_same_bits(c, false);
   for (const Case& c : latent_cases(Dtype::bfloat16)) expect_same_bits(c, false);
   for (const Case& c : bit_cases(Dtype::bfloat16)) expect_same_bits(c, false);
+  for (const Case& c : some_of(group_cases(Dtype::bfloat16), 4)) expect_same_bits(c, false);
 }
 
 TEST(CApiFields, SlopesOfEverySequence) {

@@ -36,7 +36,7 @@ TEST(CAppend, WritesTheNewRowsTurned) {
   length = 1, problem.rotary_dim = 3, refused("rotary_dim: got 3; allowed are 0 and even numbers up to head_dim, 4");
   problem.rotary_dim = 2, problem.scales = FLASH_ATTENTION_HEAD_SCALES, refused("scales: got head");
   problem.scales = 9, refused("scales: got 9");
-  problem.scales = 0, problem.cache_dtype = 6, refused("cache_dtype: got 6");
+  problem.scales = 0, problem.cache_dtype = 9, refused("cache_dtype: got 9");
   problem.cache_dtype = -1, buffers.sin = nullptr, refused("sin: got null");
   problem.size += 8, refused("problem->size");
 }

@@ -181,6 +181,32 @@ TEST(NarrowQueryRefusal, NamesArgumentAndValue) {
       "kv_dtype", "float8_e4m3", [](Problem&) {}, Pass::backward);
 }
 
+TEST(GroupRefusal, NamesArgumentAndValue) {
+  const auto refused = [](const char* argument, const char* value, auto breaks, Pass pass = Pass::forward) {
+    Problem p = good();
+    p.head_dim = 64, p.kv_dtype = Dtype::nvfp4;
+    breaks(p);
+    expect_refused([&] { make_plan(p, pass, laptop); }, argument, value);
+  };
+  refused("kv_group", "32", [](Problem& p) { p.kv_group = 32; });
+  refused("kv_group", "48", [](Problem& p) { p.kv_dtype = Dtype::int4, p.kv_group = 48, p.head_dim = 96; });
+  refused("kv_group", "16", [](Problem& p) { p.kv_dtype = Dtype::int8, p.kv_group = 16; });
+  refused("head_dim", "40", [](Problem& p) { p.head_dim = 40; });
+  refused("head_dim_v", "72", [](Problem& p) { p.head_dim_v = 72; });
+  refused("kv_scales", "head", [](Problem& p) { p.kv_scales = ScaleKind::head; });
+  refused("kv_scales", "tensor", [](Problem& p) { p.kv_dtype = Dtype::mxfp4, p.kv_scales = ScaleKind::tensor; });
+  refused("kv_dtype", "nvfp4", [](Problem& p) { p.invariant = true; });
+  refused("kv_dtype", "nvfp4", [](Problem& p) { p.latent = true, p.head_dim_v = 32; });
+  refused("q_dtype", "float8_e4m3", [](Problem& p) { p.q_dtype = Dtype::float8_e4m3; });
+  refused("return_entropy", "true", [](Problem& p) { p.return_entropy = true; });
+  for (const Pass pass : {Pass::backward, Pass::standard_forward, Pass::tangent, Pass::second})
+    refused(
+        "kv_dtype", "nvfp4", [](Problem&) {}, pass);
+  Problem p = good();
+  p.head_dim = 64, p.kv_dtype = Dtype::int4;
+  EXPECT_NO_THROW(make_plan(p, Pass::forward, laptop));
+}
+
 TEST(ProgramRefusal, GradientsOfAMask) {
   Problem p = good();
   p.program = "t0 = tensor float32 1\nx = load t0 h\nv = gt x 0.0\nvisible = v";

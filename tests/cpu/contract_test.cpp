@@ -129,6 +129,9 @@ std::vector<Run> runs() {
     for (const Case& c : narrow_key_cases(dtype)) {
       if (is_taken()) add_forward(c, all);
     }
+    for (const Case& c : group_cases(dtype)) {
+      if (is_taken()) add_forward(c, all);
+    }
     for (const Case& c : narrow_query_cases(dtype)) {  // all that depends on the type is how O is rounded
       if (dtype == Dtype::bfloat16 || c.name == "q8_head") all.push_back({c, {.device = {}}});
     }

@@ -6,7 +6,7 @@ BYTES, WORDS, MAP = "kernels/mask/bytes.cuh", "kernels/mask/words.cuh", "kernels
 ROWS, VOTES, BITS = "kernels/mask/program_rows.cuh", "kernels/mask/votes.cuh", "kernels/mask/mask_bits.cuh"
 LISTED, LIST_MAP = "kernels/mask/listed_blocks.cuh", "kernels/mask/list_map.cuh"
 LIST_BITS, APPEND = "kernels/tile/list_bits.cuh", "kernels/decode/append.cuh"
-APPEND_ROW = "kernels/decode/append_row.cuh"
+APPEND_ROW, APPEND_GROUPS = "kernels/decode/append_row.cuh", "kernels/decode/append_groups.cuh"
 MASKS = "kernels_emulated_test */ForwardSm90Masks.* */PreparedMasks.*"
 BACKWARD = "kernels_emulated_test */BackwardSm90*.*mask* */BackwardSm90*.*rows* */BackwardSm90*.*block*"
 SM80 = "kernels_emulated_test */ForwardSm80*.*mask* */ForwardSm80*.*rows* */ForwardSm80*.*block*"
@@ -15,6 +15,7 @@ LISTS = "kernels_emulated_test */ListedBlocks.*"
 TILED_LISTS = "kernels_emulated_test */TiledLists.*"
 TILED_GRADIENTS = "kernels_emulated_test */TiledListGradients.*"
 NEW_ROWS = "kernels_emulated_test */EmulatedAppend.*"
+NEW_GROUPS = "kernels_emulated_test AppendGroups.*"
 
 PLANTS = (
     Plant(
@@ -197,9 +198,23 @@ PLANTS = (
     Plant(
         "values have the scale of keys",
         APPEND,
-        "args.V_scale, nullptr);",
-        "args.K_scale, nullptr);",
+        "args.V_scale, args.V_groups, nullptr);",
+        "args.K_scale, args.V_groups, nullptr);",
         NEW_ROWS,
+    ),
+    Plant(
+        "the scale of a group is that of numbers up to 8",
+        APPEND_GROUPS,
+        "(bits & 0x7fffffu) > 0x400000u",
+        "(bits & 0x7fffffu) > 0x7fffffu",
+        NEW_GROUPS,
+    ),
+    Plant(
+        "zeros are rounded after their scales",
+        APPEND_GROUPS,
+        "const float from = tile::to_float(zero);",
+        "const float from = clipped(range.low);",
+        NEW_GROUPS,
     ),
     Plant(
         "an entry of the first 32 counts for all",

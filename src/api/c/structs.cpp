@@ -20,7 +20,7 @@ void set_defaults(flash_attention_problem* problem) {
   for (flash_attention_strides* s :
        {&problem->q_strides, &problem->k_strides, &problem->v_strides, &problem->out_strides, &problem->dout_strides,
         &problem->dq_strides, &problem->dk_strides, &problem->dv_strides, &problem->k_scale_strides,
-        &problem->v_scale_strides, &problem->q_scale_strides}) {
+        &problem->v_scale_strides, &problem->q_scale_strides, &problem->k_group_strides, &problem->v_group_strides}) {
     *s = dense;
   }
   problem->batch = defaults.batch, problem->heads_q = defaults.heads_q, problem->heads_kv = defaults.heads_kv;
@@ -42,7 +42,8 @@ void set_defaults(flash_attention_append_problem* problem) {
   for (flash_attention_strides* s :
        {&problem->q_strides, &problem->q_out_strides, &problem->k_strides, &problem->v_strides, &problem->k_cache_strides,
         &problem->v_cache_strides, &problem->k_scale_strides, &problem->v_scale_strides, &problem->dq_out_strides,
-        &problem->dk_out_strides, &problem->dq_strides, &problem->dk_strides}) {
+        &problem->dk_out_strides, &problem->dq_strides, &problem->dk_strides, &problem->k_group_strides,
+        &problem->v_group_strides}) {
     *s = dense;
   }
   problem->batch = problem->heads_q = problem->heads_kv = 1;
@@ -105,7 +106,7 @@ void read_field(const char*, const flash_attention_strides& given, Strides& fiel
 void read_field(const char* name, int32_t given, Dtype& field) { field = enumerator(name, given, Dtype::bfloat16); }
 
 void read_field(const char* name, int32_t given, std::optional<Dtype>& field) {
-  if (given != -1) field = enumerator(name, given, Dtype::int8);
+  if (given != -1) field = enumerator(name, given, Dtype::int4);
 }
 
 void read_field(const char* name, int32_t given, Alignment& field) { field = enumerator(name, given, Alignment::top_left); }
@@ -216,7 +217,11 @@ Buffers buffers_of(const flash_attention_buffers* given) {
           .lse_tangent = c.lse_tangent,
           .bit_mask = c.bit_mask,
           .bit_mask_offsets = c.bit_mask_offsets,
-          .sequence_windows = c.sequence_windows};
+          .sequence_windows = c.sequence_windows,
+          .k_group_scale = c.k_group_scale,
+          .v_group_scale = c.v_group_scale,
+          .k_group_zero = c.k_group_zero,
+          .v_group_zero = c.v_group_zero};
 }
 
 Options options_of(const flash_attention_options* given) {
@@ -241,7 +246,7 @@ AppendProblem append_problem_of(const flash_attention_append_problem* given) {
   p.batch = c.batch, p.seq_new = c.seq_new, p.seq_q = c.seq_q, p.heads_q = c.heads_q, p.heads_kv = c.heads_kv;
   p.head_dim = c.head_dim, p.head_dim_v = c.head_dim_v, p.total_new = c.total_new, p.total_q = c.total_q;
   p.dtype = enumerator("dtype", c.dtype, Dtype::bfloat16);
-  if (c.cache_dtype != -1) p.cache_dtype = enumerator("cache_dtype", c.cache_dtype, Dtype::int8);
+  if (c.cache_dtype != -1) p.cache_dtype = enumerator("cache_dtype", c.cache_dtype, Dtype::int4);
   p.rotary_dtype = enumerator("rotary_dtype", c.rotary_dtype, Dtype::bfloat16);
   p.packed_new = c.packed_new != 0, p.packed_q = c.packed_q != 0, p.placed = c.placed != 0;
   p.q_strides = strides(c.q_strides), p.q_out_strides = strides(c.q_out_strides);
@@ -258,6 +263,8 @@ AppendProblem append_problem_of(const flash_attention_append_problem* given) {
   p.angle_sections = c.angle_sections, p.sections_interleaved = c.sections_interleaved != 0, p.in_rows = c.in_rows != 0;
   p.dq_out_strides = strides(c.dq_out_strides), p.dk_out_strides = strides(c.dk_out_strides);
   p.dq_strides = strides(c.dq_strides), p.dk_strides = strides(c.dk_strides);
+  p.cache_group = c.cache_group;
+  p.k_group_strides = strides(c.k_group_strides), p.v_group_strides = strides(c.v_group_strides);
   std::copy_n(c.rotary_sections, p.rotary_sections.size(), p.rotary_sections.begin());
   return p;
 }
@@ -283,7 +290,11 @@ AppendBuffers append_buffers_of(const flash_attention_append_buffers* given) {
           .v_scale = c.v_scale,
           .q_norm_weight = c.q_norm_weight,
           .k_norm_weight = c.k_norm_weight,
-          .angle_positions = c.angle_positions};
+          .angle_positions = c.angle_positions,
+          .k_group_scale = c.k_group_scale,
+          .v_group_scale = c.v_group_scale,
+          .k_group_zero = c.k_group_zero,
+          .v_group_zero = c.v_group_zero};
 }
 
 AppendGradients append_gradients_of(const flash_attention_append_gradients* given) {

@@ -3,6 +3,7 @@
 #include <numeric>
 
 #include "api/checks/append_problem.h"
+#include "api/checks/groups.h"
 #include "api/checks/overlap.h"
 #include "api/checks/refuse.h"
 #include "plan/append.h"
@@ -116,9 +117,10 @@ void check_scales(AppendProblem& p) {
           "allowed are none, tensor, head and token");
   if (p.scales != ScaleKind::none && !narrow) {
     refuse("scales", std::string(to_string(p.scales)),
-           "they belong to caches of float8_e4m3, float8_e5m2 and int8, and this one is " +
+           "they belong to caches of float8_e4m3, float8_e5m2, int8 and nvfp4, and this one is " +
                std::string(to_string(*p.cache_dtype)));
   }
+  check_scales_of_groups("scales", *p.cache_dtype, p.scales);
   const std::int64_t pages = p.page_size != 0 ? p.num_pages : p.batch;
   const std::int64_t rows = p.page_size != 0 ? p.page_size : p.capacity;
   const auto strides = [&](const char* argument, Strides given) {
@@ -133,6 +135,25 @@ void check_scales(AppendProblem& p) {
   if (p.scales != ScaleKind::token || plan::new_tokens(p) == 0) return;
   refuse_self_overlap("k_scale_strides", p.k_scale_strides, pages, rows, p.heads_kv, 1);
   refuse_self_overlap("v_scale_strides", p.v_scale_strides, pages, rows, p.heads_kv, 1);
+}
+
+/// A cache of 4 bits: scales of groups, and of int4 zeros.
+void check_groups(AppendProblem& p) {
+  p.cache_group = check_group("cache_group", *p.cache_dtype, p.cache_group, p.head_dim, p.head_dim_v);
+  if (p.cache_group == 0) {
+    p.k_group_strides = p.v_group_strides = Strides{0, 0, 0};
+    return;
+  }
+  const std::int64_t pages = p.page_size != 0 ? p.num_pages : p.batch;
+  const std::int64_t rows = p.page_size != 0 ? p.page_size : p.capacity;
+  const auto strides = [&](const char* argument, const Strides& given, std::int64_t dim) {
+    const std::int64_t groups = dim / p.cache_group;
+    const Strides s = resolve(argument, given, pages, rows, p.heads_kv, groups, false);
+    if (plan::new_tokens(p) > 0) refuse_self_overlap(argument, s, pages, rows, p.heads_kv, groups);
+    return s;
+  };
+  p.k_group_strides = strides("k_group_strides", p.k_group_strides, p.head_dim);
+  p.v_group_strides = strides("v_group_strides", p.v_group_strides, p.head_dim_v);
 }
 
 }  // namespace
@@ -150,7 +171,7 @@ AppendProblem normalise(const AppendProblem& problem) {
   check_range("head_dim_v", p.head_dim_v, 1, plan::append_head_dim);
   check_range("capacity", p.capacity, 0);
   check_wide("dtype", p.dtype);
-  require(*p.cache_dtype <= Dtype::int8, "cache_dtype", static_cast<std::int64_t>(*p.cache_dtype), "it is no Dtype");
+  require(*p.cache_dtype <= Dtype::int4, "cache_dtype", static_cast<std::int64_t>(*p.cache_dtype), "it is no Dtype");
   require(!p.placed || !(p.packed_new || p.packed_q), "placed", std::int64_t{1},
           "rows that say where they belong need no cu_seqlens: packed_new and packed_q must be false");
   check_range("total_new", plan::new_tokens(p), 0);
@@ -175,9 +196,12 @@ AppendProblem normalise(const AppendProblem& problem) {
   p.q_out_strides = resolve("q_out_strides", p.q_out_strides, p.batch, rows_q, p.heads_q, p.head_dim, one_q);
   p.k_strides = resolve("k_strides", p.k_strides, p.batch, rows_new, p.heads_kv, p.head_dim, one_new);
   p.v_strides = resolve("v_strides", p.v_strides, p.batch, rows_new, p.heads_kv, p.head_dim_v, one_new);
+  check_groups(p);
+  const std::int64_t key_columns = stored_columns(*p.cache_dtype, p.head_dim);
+  const std::int64_t value_columns = stored_columns(*p.cache_dtype, p.head_dim_v);
   p.k_cache_strides =
-      resolve("k_cache_strides", p.k_cache_strides, pages, rows, p.heads_kv, p.head_dim, p.in_rows && one_new);
-  p.v_cache_strides = resolve("v_cache_strides", p.v_cache_strides, pages, rows, p.heads_kv, p.head_dim_v, false);
+      resolve("k_cache_strides", p.k_cache_strides, pages, rows, p.heads_kv, key_columns, p.in_rows && one_new);
+  p.v_cache_strides = resolve("v_cache_strides", p.v_cache_strides, pages, rows, p.heads_kv, value_columns, false);
   for (const bool of_q : {true, false}) {
     Strides &given = of_q ? p.dq_out_strides : p.dk_out_strides, &made = of_q ? p.dq_strides : p.dk_strides;
     const std::int64_t tokens = of_q ? rows_q : rows_new, heads = of_q ? p.heads_q : p.heads_kv;
@@ -191,8 +215,8 @@ AppendProblem normalise(const AppendProblem& problem) {
     refuse_self_overlap("q_out_strides", p.q_out_strides, one_q ? 1 : p.batch, rows_q, p.heads_q, p.head_dim);
   if (plan::new_tokens(p) > 0) {
     const bool one = p.in_rows && one_new;
-    refuse_self_overlap("k_cache_strides", p.k_cache_strides, one ? 1 : pages, rows, p.heads_kv, p.head_dim);
-    if (!p.in_rows) refuse_self_overlap("v_cache_strides", p.v_cache_strides, pages, rows, p.heads_kv, p.head_dim_v);
+    refuse_self_overlap("k_cache_strides", p.k_cache_strides, one ? 1 : pages, rows, p.heads_kv, key_columns);
+    if (!p.in_rows) refuse_self_overlap("v_cache_strides", p.v_cache_strides, pages, rows, p.heads_kv, value_columns);
   }
   check_scales(p);
   return p;

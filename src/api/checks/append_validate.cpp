@@ -45,6 +45,12 @@ void check_pointers(const AppendProblem& p, const AppendBuffers& b, Device devic
   check_pair("page_table", b.page_table, p.page_size != 0, "page_size", 4, !rows || p.capacity == 0);
   check_pair("k_scale", b.k_scale, p.scales != ScaleKind::none, "scales", 4, !rows);
   check_pair("v_scale", b.v_scale, p.scales != ScaleKind::none, "scales", 4, !rows);
+  const bool zeros = *p.cache_dtype == Dtype::int4;
+  const std::size_t of_groups = backend.alignment(zeros ? size_of(p.dtype) : 1);
+  check_pair("k_group_scale", b.k_group_scale, p.cache_group != 0, "cache_dtype", of_groups, !rows);
+  check_pair("v_group_scale", b.v_group_scale, p.cache_group != 0, "cache_dtype", of_groups, !rows);
+  check_pair("k_group_zero", b.k_group_zero, zeros, "cache_dtype", of_groups, !rows);
+  check_pair("v_group_zero", b.v_group_zero, zeros, "cache_dtype", of_groups, !rows);
 }
 
 void check_angle(const AppendProblem& p, const std::string& argument, std::int64_t got, std::int64_t last) {
@@ -141,9 +147,18 @@ void check_overlap(const AppendProblem& p, const AppendBuffers& b) {
       view("k", keys_in_place ? nullptr : b.k, p.dtype, p.k_strides, batch_new, rows_new, p.heads_kv, p.head_dim);
   const Extent v = view("v", b.v, p.dtype, p.v_strides, batch_new, rows_new, p.heads_kv, p.head_dim_v);
   const Extent k_cache = view("k_cache", b.k_cache, *p.cache_dtype, p.k_cache_strides, p.in_rows ? batch_new : pages, rows,
-                              p.heads_kv, p.head_dim);
-  const Extent v_cache =
-      view("v_cache", b.v_cache, *p.cache_dtype, p.v_cache_strides, pages, rows, p.heads_kv, p.head_dim_v);
+                              p.heads_kv, stored_columns(*p.cache_dtype, p.head_dim));
+  const Extent v_cache = view("v_cache", b.v_cache, *p.cache_dtype, p.v_cache_strides, pages, rows, p.heads_kv,
+                              stored_columns(*p.cache_dtype, p.head_dim_v));
+  const auto groups = [&](const char* name, const void* data, const Strides& s, std::int64_t dim) {
+    const Dtype scales = *p.cache_dtype == Dtype::int4 ? p.dtype : Dtype::int8;  // of a byte
+    return view(name, p.cache_group == 0 ? nullptr : data, scales, s, pages, rows, p.heads_kv,
+                dim / std::max<std::int64_t>(p.cache_group, 1));
+  };
+  const Extent k_group_scale = groups("k_group_scale", b.k_group_scale, p.k_group_strides, p.head_dim);
+  const Extent v_group_scale = groups("v_group_scale", b.v_group_scale, p.v_group_strides, p.head_dim_v);
+  const Extent k_group_zero = groups("k_group_zero", b.k_group_zero, p.k_group_strides, p.head_dim);
+  const Extent v_group_zero = groups("v_group_zero", b.v_group_zero, p.v_group_strides, p.head_dim_v);
   const auto table = [&](const char* name, const void* data) {
     return view(name, data, p.rotary_dtype, {0, p.rotary_stride, 0}, 1, p.rotary_positions, 1, p.rotary_dim / 2);
   };
@@ -165,10 +180,11 @@ void check_overlap(const AppendProblem& p, const AppendBuffers& b) {
                 {1, 1, 1, p.head_dim},
                 {0, 0, 0, 1}}});
   };
-  if (p.page_size == 0 || b.k_cache == b.v_cache) return refuse_if_shared({q_out, k_cache, v_cache});
+  if (p.page_size == 0 || b.k_cache == b.v_cache)
+    return refuse_if_shared({q_out, k_cache, v_cache, k_group_scale, v_group_scale, k_group_zero, v_group_zero});
   // Pages of keys and of values may be from one pool; only the table tells them apart.
-  refuse_if_shared({q_out, k_cache});
-  refuse_if_shared({q_out, v_cache});
+  refuse_if_shared({q_out, k_cache, k_group_scale, k_group_zero});
+  refuse_if_shared({q_out, v_cache, v_group_scale, v_group_zero});
 }
 
 }  // namespace

@@ -14,7 +14,7 @@ const char* other_option(const Problem& p) {
   if (p.hidden_rows.bounds != 0) return "hidden_rows";
   if (p.block_mask.block_q != 0) return "block_mask";
   if (!p.program.empty()) return "programs";
-  if (*p.kv_dtype != p.dtype) return "keys of 8 bits";
+  if (*p.kv_dtype != p.dtype) return has_groups(*p.kv_dtype) ? "keys of 4 bits" : "keys of 8 bits";
   if (p.invariant) return "invariant";
   return nullptr;
 }

@@ -2,23 +2,48 @@
 
 #include <string>
 
+#include "api/checks/groups.h"
 #include "api/checks/refuse.h"
 
 namespace flash_attention::api {
+namespace {
+
+/// Groups of columns, and what does not go together with them yet.
+void check_groups(Problem& p, Pass pass, const RowAxes& of_kv) {
+  const std::string got(to_string(*p.kv_dtype));
+  if (has_groups(*p.kv_dtype)) {
+    if (pass != Pass::forward) refuse("kv_dtype", got, "only forward takes 4 bits");
+    if (p.latent) refuse("kv_dtype", got, "latent keys take 8 bits, and no 4");
+    if (p.invariant) refuse("kv_dtype", got, "invariant takes 8 bits, and no 4");
+  }
+  p.kv_group = check_group("kv_group", *p.kv_dtype, p.kv_group, p.head_dim, p.head_dim_v);
+  check_scales_of_groups("kv_scales", *p.kv_dtype, p.kv_scales);
+  if (p.kv_group == 0) {
+    p.k_group_strides = p.v_group_strides = Strides{0, 0, 0};
+    return;
+  }
+  p.k_group_strides = resolve("k_group_strides", p.k_group_strides, of_kv, p.heads_kv, p.head_dim / p.kv_group);
+  p.v_group_strides = resolve("v_group_strides", p.v_group_strides, of_kv, p.heads_kv, p.head_dim_v / p.kv_group);
+}
+
+}  // namespace
 
 void check_narrow_keys(Problem& p, Pass pass, const RowAxes& of_kv) {
   if (!p.kv_dtype) p.kv_dtype = p.dtype;
-  const bool narrow = size_of(*p.kv_dtype) == 1 && *p.kv_dtype <= Dtype::int8;
+  const bool narrow = size_of(*p.kv_dtype) == 1 && *p.kv_dtype <= Dtype::int4;
   if (!narrow && *p.kv_dtype != p.dtype) {
     refuse("kv_dtype", std::string(to_string(*p.kv_dtype)),
-           "allowed are dtype, " + std::string(to_string(p.dtype)) + ", float8_e4m3, float8_e5m2 and int8");
+           "allowed are dtype, " + std::string(to_string(p.dtype)) +
+               ", float8_e4m3, float8_e5m2, int8, nvfp4, mxfp4 and int4");
   }
+  check_groups(p, pass, of_kv);
   if (narrow && pass != Pass::forward) refuse("kv_dtype", std::string(to_string(*p.kv_dtype)), "only forward takes 8 bits");
   require(p.kv_scales <= ScaleKind::token, "kv_scales", static_cast<std::int64_t>(p.kv_scales),
           "allowed are none, tensor, head and token");
   if (p.kv_scales != ScaleKind::none && !narrow) {
-    refuse("kv_scales", std::string(to_string(p.kv_scales)),
-           "they belong to float8_e4m3, float8_e5m2 and int8, and k and v are " + std::string(to_string(*p.kv_dtype)));
+    refuse(
+        "kv_scales", std::string(to_string(p.kv_scales)),
+        "they belong to float8_e4m3, float8_e5m2, int8 and nvfp4, and k and v are " + std::string(to_string(*p.kv_dtype)));
   }
   const auto strides = [&](const char* argument, Strides given) {
     if (p.kv_scales == ScaleKind::none || p.kv_scales == ScaleKind::tensor) return Strides{0, 0, 0};

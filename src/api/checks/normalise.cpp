@@ -182,8 +182,9 @@ Problem normalise(const Problem& problem, Pass pass) {
   check_narrow_queries(p, pass);
   check_statistics(p, pass);
   p.q_strides = resolve("q_strides", p.q_strides, of_q, p.heads_q, p.head_dim);
-  p.k_strides = resolve("k_strides", p.k_strides, of_kv, p.heads_kv, p.head_dim - (p.latent ? p.head_dim_v : 0));
-  p.v_strides = resolve("v_strides", p.v_strides, of_kv, p.heads_kv, p.head_dim_v);
+  const auto columns = [&](std::int64_t dim) { return stored_columns(*p.kv_dtype, dim); };
+  p.k_strides = resolve("k_strides", p.k_strides, of_kv, p.heads_kv, columns(p.head_dim - (p.latent ? p.head_dim_v : 0)));
+  p.v_strides = resolve("v_strides", p.v_strides, of_kv, p.heads_kv, columns(p.head_dim_v));
   p.out_strides = resolve("out_strides", p.out_strides, of_q, p.heads_q, p.head_dim_v);
   p.dout_strides = resolve("dout_strides", p.dout_strides, of_q, p.heads_q, p.head_dim_v);
   p.dq_strides = resolve("dq_strides", p.dq_strides, of_q, p.heads_q, p.head_dim);

@@ -46,8 +46,8 @@ class Memory {
   void add(const Extent& extent);
 
   std::size_t count_ = 0, num_outputs_ = 0;
-  std::array<ByteRange, 40> ranges_;  // outputs, then inputs
-  std::array<Extent, 40> extents_;
+  std::array<ByteRange, 48> ranges_;  // outputs, then inputs
+  std::array<Extent, 48> extents_;
 };
 
 void refuse_overlap(std::initializer_list<Extent> outputs, std::initializer_list<Extent> inputs);

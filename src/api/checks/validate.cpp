@@ -89,6 +89,14 @@ void check_pointers(const Problem& p, Pass pass, const Buffers& b, Device device
   check_pair("k_scale", b.k_scale, p.kv_scales != ScaleKind::none, "kv_scales", 4, no_scale(p.kv_scales));
   check_pair("v_scale", b.v_scale, p.kv_scales != ScaleKind::none, "kv_scales", 4, no_scale(p.kv_scales));
   check_pair("q_scale", b.q_scale, p.q_scales != ScaleKind::none, "q_scales", 4, no_scale(p.q_scales));
+  const bool zeros = *p.kv_dtype == Dtype::int4;
+  const auto of_groups = [&](const char* name, const void* data, bool present) {
+    check_pair(name, data, present, "kv_dtype", backend.alignment(zeros ? size_of(p.dtype) : 1), !keys);
+  };
+  of_groups("k_group_scale", b.k_group_scale, p.kv_group != 0);
+  of_groups("v_group_scale", b.v_group_scale, p.kv_group != 0);
+  of_groups("k_group_zero", b.k_group_zero, zeros);
+  of_groups("v_group_zero", b.v_group_zero, zeros);
   check_pointer("out", b.out, queries, wide);
   check_pointer("lse", b.lse, queries && (is_backward(pass) || p.return_key_mass), 4);
 
@@ -285,8 +293,10 @@ class Arguments {
   void add_inputs() {
     view("q", b_.q, p_.q_strides, rows_q_, p_.heads_q, p_.head_dim, *p_.q_dtype);
     const std::int64_t key_columns = p_.head_dim - (p_.latent ? p_.head_dim_v : 0);
-    view("k", b_.k, p_.k_strides, rows_kv_, p_.heads_kv, key_columns, *p_.kv_dtype);
-    view("v", b_.v, p_.v_strides, rows_kv_, p_.heads_kv, p_.head_dim_v, *p_.kv_dtype);
+    const auto columns = [&](std::int64_t dim) { return stored_columns(*p_.kv_dtype, dim); };
+    view("k", b_.k, p_.k_strides, rows_kv_, p_.heads_kv, columns(key_columns), *p_.kv_dtype);
+    view("v", b_.v, p_.v_strides, rows_kv_, p_.heads_kv, columns(p_.head_dim_v), *p_.kv_dtype);
+    add_groups();
     scores("bias", b_.bias, p_.bias, size_of(p_.bias.dtype));
     scores("mask", b_.mask, p_.mask, 1);
     add_masks();
@@ -304,6 +314,16 @@ class Arguments {
     dense("left_padding", b_.left_padding, 4, p_.batch);
     dense("prepared_mask", options_.prepared_mask.data, 1, static_cast<std::int64_t>(plan::prepared_bytes(plan_)));
     add_tangents();
+  }
+
+  void add_groups() {
+    if (p_.kv_group == 0) return;
+    const Dtype scales = *p_.kv_dtype == Dtype::int4 ? p_.dtype : Dtype::int8;  // of a byte
+    const std::int64_t of_k = p_.head_dim / p_.kv_group, of_v = p_.head_dim_v / p_.kv_group;
+    view("k_group_scale", b_.k_group_scale, p_.k_group_strides, rows_kv_, p_.heads_kv, of_k, scales);
+    view("v_group_scale", b_.v_group_scale, p_.v_group_strides, rows_kv_, p_.heads_kv, of_v, scales);
+    view("k_group_zero", b_.k_group_zero, p_.k_group_strides, rows_kv_, p_.heads_kv, of_k, scales);
+    view("v_group_zero", b_.v_group_zero, p_.v_group_strides, rows_kv_, p_.heads_kv, of_v, scales);
   }
 
   void add_masks() {

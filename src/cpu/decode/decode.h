@@ -127,8 +127,8 @@ inline void decode_keys(const Call& call, const DecodeItem& item, RowBlock& bloc
   constexpr int bytes_ahead = 64 << 10;  // of K, and of V; with 8 heads 10 % faster on a Zen 4 than 32 KB
   // A tile of 8-bit keys has as many keys as one of 16-bit keys, on every instruction set, so results have the same
   // bits.
-  const int size = bytes_of(call.kv_dtype), width = item.num_heads * call.head_dim * size;
-  const int width_v = item.num_heads * call.head_dim_v * size;
+  const int width = static_cast<int>(key_bytes(call, item.num_heads * call.head_dim));
+  const int width_v = static_cast<int>(key_bytes(call, item.num_heads * call.head_dim_v));
   const int wide_bytes = item.num_heads * call.head_dim * bytes_of(call.dtype);
   const int most = smaller(larger(bytes_ahead / wide_bytes / 16 * 16, 16), plan::cpu_block_kv);
   const auto lines = [&](int row_bytes, std::int64_t steps) {

@@ -26,6 +26,11 @@ template <class T>
 inline KeyRows<T> converted_rows(const Call& call, const RowBlock& block, const Tile& tile, const TensorView& tensor,
                                  int columns, float* buffer) {
   auto* converted = reinterpret_cast<typename T::Stored*>(buffer);
+  if (call.kv_group != 0) {
+    for (int key = 0; key < tile.count; ++key)
+      convert_key<T>(call, block, tensor, tile.begin + key, columns, converted + key * columns);
+    return {converted, columns};
+  }
   for_runs_in_memory(call, block, tile, tensor, [&](int first, const char* row, int count) {
     const auto* codes = reinterpret_cast<const std::uint8_t*>(row);
     auto* to = converted + first * columns;

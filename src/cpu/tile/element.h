@@ -60,9 +60,8 @@ FLASH_ATTENTION_INLINE void with_element(Dtype element, Use use) {
   }
 }
 
-constexpr bool is_narrow(Dtype element) {
-  return element == Dtype::float8_e4m3 || element == Dtype::float8_e5m2 || element == Dtype::int8;
-}
+/// Codes of 8 or 4 bits.
+constexpr bool is_narrow(Dtype element) { return element > Dtype::bfloat16; }
 constexpr int bytes_of(Dtype element) {
   return element == Dtype::float32 ? 4 : is_narrow(element) ? 1 : 2;
 }

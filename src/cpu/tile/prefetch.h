@@ -53,10 +53,14 @@ struct RowPrefetch {
   }
 };
 
+/// Bytes of so many columns of a row.
+inline std::int64_t key_bytes(const Call& call, std::int64_t columns) {
+  return columns * bytes_of(call.kv_dtype) / (call.kv_group != 0 ? 2 : 1);
+}
+
 /// Whether K and V exceed the caches. If they do not, a prefetch would cost as much as the read.
 inline bool exceeds_cache(const Call& call) {
-  return call.seq_kv * call.heads_kv * (call.head_dim + call.head_dim_v) * bytes_of(call.kv_dtype) >
-         call.cache_resident_bytes;
+  return key_bytes(call, call.seq_kv * call.heads_kv * (call.head_dim + call.head_dim_v)) > call.cache_resident_bytes;
 }
 
 /// The next tile, which is prefetched a few lines at a time while this one is processed.
@@ -73,7 +77,7 @@ struct NextTile {
 inline RowPrefetch prefetch_of_rows(const Call& call, const RowBlock& block, const TensorView& tensor, int columns,
                                     int heads, std::int64_t begin, std::int64_t end) {
   return RowPrefetch({&call, &block, &tensor, block.kv_head, begin, smaller(end, block.key_end)},
-                     std::int64_t{heads} * columns * bytes_of(call.kv_dtype));
+                     key_bytes(call, std::int64_t{heads} * columns));
 }
 
 /// Rows [begin, end) of the block's key head, a row at a time.
@@ -81,7 +85,7 @@ inline NextTile next_tile(const Call& call, const RowBlock& block, std::int64_t 
   const auto rows = [&](const TensorView& tensor, int columns) {
     return prefetch_of_rows(call, block, tensor, columns, 1, begin, end);
   };
-  const auto lines = [&](int columns) { return (columns * bytes_of(call.kv_dtype) + 63) / 64; };
+  const auto lines = [&](int columns) { return static_cast<int>((key_bytes(call, columns) + 63) / 64); };
   return {rows(call.k, call.key_columns()), rows(call.v, call.head_dim_v), lines(call.key_columns()),
           lines(call.head_dim_v)};
 }

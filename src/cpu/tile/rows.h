@@ -126,6 +126,18 @@ struct RowBlock {
                              bytes_of(call.kv_dtype);
   }
 
+  /// Where the scales of key j's groups begin.
+  FLASH_ATTENTION_INLINE std::int64_t group_row(const Call& call, const GroupView& groups, std::int64_t j) const {
+    std::int64_t entry = batch, row = sequence.kv_begin + j;
+    if (call.page_table != nullptr) {
+      entry = call.page_table[batch * call.page_table_stride + j / call.page_size];
+      row = j % call.page_size;
+    } else if (call.cu_seqlens_kv != nullptr) {
+      entry = 0;
+    }
+    return entry * groups.batch_stride + row * groups.seq_stride + kv_head * groups.head_stride;
+  }
+
   /// The number of keys from j on that are one stride apart.
   FLASH_ATTENTION_INLINE std::int64_t keys_together(const Call& call, std::int64_t j) const {
     return call.page_table != nullptr ? call.page_size - j % call.page_size : sequence.kv_rows - j;

@@ -217,6 +217,7 @@ std::span<const KernelEntry> portable_kernels() {
                             .block_mask = true,
                             .programs = true,
                             .narrow_keys = true,
+                            .grouped_keys = true,
                             .narrow_queries = true,
                             .latent = true,
                             .statistics = true,

@@ -38,6 +38,9 @@ std::vector<Case> latent_cases(Dtype dtype);
 /// Keys and values of 8 bits, of every type and with every kind of scale.
 std::vector<Case> narrow_key_cases(Dtype dtype);
 
+/// Keys and values of 4 bits: every format and group, in rows and pages.
+std::vector<Case> group_cases(Dtype dtype);
+
 /// Queries of 8 bits beside them; dtype is that of the output.
 std::vector<Case> narrow_query_cases(Dtype dtype);
 

@@ -102,6 +102,8 @@ struct Inputs {
   // 8-bit keys and values: k and v are what codes and scales are worth; scales of rows are [rows_kv, heads_kv].
   std::vector<double> k_codes, v_codes, k_scale, v_scale;
   std::vector<double> q_codes, q_scale;   // 8-bit queries
+  // 4 bits: codes are bytes of two; scales are bytes, or numbers of int4, as its zeros; [rows_kv, heads_kv, dim / group].
+  std::vector<double> k_group_scale, v_group_scale, k_group_zero, v_group_zero;
   std::vector<std::int32_t> hidden_rows;  // [batch|1, heads_kv|1, seq_kv, bounds], packed [heads_kv|1, rows_kv, bounds]
   std::vector<std::uint8_t> block_mask;   // [batch|1, heads_q|1, blocks of queries|1, blocks of keys]
   std::vector<std::uint8_t> bit_mask;     // as the problem's bit_mask says

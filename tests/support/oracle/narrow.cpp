@@ -1,6 +1,7 @@
 #include "support/oracle/narrow.h"
 
 #include <algorithm>
+#include <array>
 #include <random>
 
 #include "support/oracle/case.h"
@@ -83,10 +84,71 @@ class Narrowing {
   std::mt19937_64 random_;
 };
 
+/// Keys and values in 4 bits: scales that fit a group's largest number, others that are too small or too large for it, and
+/// a few that are next to nothing.
+class Grouping {
+ public:
+  explicit Grouping(const Case& c) : p_(c.problem), random_(c.seed + 2) {
+    if (p_.kv_scales != ScaleKind::none) tensor_scale_ = 0.3125f;
+  }
+
+  void run(std::vector<double>& values, std::vector<double>& codes, std::vector<double>& tensor_scales,
+           std::vector<double>& scales, std::vector<double>& zeros) {
+    const std::int64_t group = columns_of_group(*p_.kv_dtype, p_.kv_group);
+    if (p_.kv_scales != ScaleKind::none) tensor_scales.push_back(tensor_scale_);
+    codes.resize(values.size() / 2);
+    for (std::int64_t at = 0; at < static_cast<std::int64_t>(values.size()); at += group)
+      quantise(&values[at], group, &codes[at / 2], scales, zeros);
+  }
+
+ private:
+  void quantise(double* x, std::int64_t count, double* codes, std::vector<double>& scales, std::vector<double>& zeros) {
+    const Dtype format = *p_.kv_dtype;
+    const bool integers = format == Dtype::int4,
+               nan = std::any_of(x, x + count, [](double v) { return !std::isfinite(v); });
+    double scale = NAN, zero = integers ? NAN : 0, stored = integers ? NAN : format == Dtype::mxfp4 ? 255 : 0x7f;
+    if (!nan) {
+      const auto [low, high] = std::minmax_element(x, x + count);
+      const double wide = integers ? (*high - *low) / 15 : std::max(std::fabs(*low), std::fabs(*high)) / 6 / tensor_scale_;
+      const double wanted = wide * std::array{1.0, 1.0, 1.0, 0.5, 2.0, 1e-3}[random_() % 6];
+      if (integers) {
+        zero = round_to(p_.dtype, *low);
+        scale = stored = round_to(p_.dtype, wanted);
+      } else if (format == Dtype::nvfp4) {
+        stored = to_code(Dtype::float8_e4m3, wanted);
+      } else {
+        const bool half = p_.dtype == Dtype::float16;
+        stored =
+            wanted > 0 ? std::clamp(127 + std::ceil(std::log2(wanted)), half ? 103.0 : 0.0, half ? 142.0 : 254.0) : 127;
+      }
+      if (!integers) scale = from_scale(format, static_cast<std::uint8_t>(stored));
+    }
+    for (std::int64_t d = 0; d < count; d += 2) codes[d / 2] = 0;
+    for (std::int64_t d = 0; d < count; ++d) {
+      const double number = integers ? (x[d] - zero) / scale : x[d] / (scale * tensor_scale_);
+      const int code = nan ? static_cast<int>(random_() % 16) : scale == 0 ? 5 : to_nibble(format, number);
+      codes[d / 2] += code << d % 2 * 4;
+      x[d] = from_group(format, p_.dtype, code, scale, zero) * tensor_scale_;
+    }
+    scales.push_back(stored);
+    if (integers) zeros.push_back(zero);
+  }
+
+  const Problem& p_;
+  std::mt19937_64 random_;
+  double tensor_scale_ = 1;
+};
+
 }  // namespace
 
 void make_narrow(const Case& c, const Shape& shape, Inputs& in) {
   if (!c.problem.kv_dtype || size_of(*c.problem.kv_dtype) != 1) return;
+  if (has_groups(*c.problem.kv_dtype)) {
+    Grouping grouping(c);
+    grouping.run(in.k, in.k_codes, in.k_scale, in.k_group_scale, in.k_group_zero);
+    grouping.run(in.v, in.v_codes, in.v_scale, in.v_group_scale, in.v_group_zero);
+    return;
+  }
   Narrowing narrowing(c, shape);
   narrowing.run(in.k, shape.dim, in.k_codes, in.k_scale);
   narrowing.run(in.v, shape.dim_v, in.v_codes, in.v_scale);

@@ -59,6 +59,39 @@ inline std::uint8_t to_code(Dtype dtype, double value) {
   return static_cast<std::uint8_t>(best);
 }
 
+/// What a code of 4 bits is worth: e2m1, or 0 to 15.
+inline double from_nibble(Dtype dtype, int code) {
+  if (dtype == Dtype::int4) return code;
+  const int exponent = (code >> 1) & 3, fraction = code & 1;
+  const double magnitude = exponent == 0 ? fraction * 0.5 : (2 + fraction) * power_of_two(exponent - 2);
+  return (code & 8) != 0 ? -magnitude : magnitude;
+}
+
+/// The nearest code of 4 bits, of two the even one.
+inline int to_nibble(Dtype dtype, double value) {
+  int best = 0;
+  double distance = INFINITY;
+  for (int code = 0; code < 16; ++code) {
+    const double candidate = from_nibble(dtype, code), here = std::fabs(candidate - value);
+    const bool same_sign = std::signbit(candidate) == std::signbit(value);
+    if (here < distance || (here == distance && (candidate == 0 ? same_sign || dtype == Dtype::int4 : code % 2 == 0)))
+      best = code, distance = here;
+  }
+  return best;
+}
+
+/// What the byte of a group's scale is worth: e4m3 (nvfp4) or a power of two (mxfp4).
+inline double from_scale(Dtype dtype, std::uint8_t code) {
+  if (dtype == Dtype::nvfp4) return from_code(Dtype::float8_e4m3, code);
+  return code == 255 ? NAN : std::ldexp(1.0, code - 127);
+}
+
+/// What a code is worth in its group, in the type of the queries. `zero`: of int4.
+inline double from_group(Dtype codes, Dtype dtype, int code, double scale, double zero) {
+  const double value = from_nibble(codes, code) * scale;
+  return codes == Dtype::int4 ? round_to(dtype, value + zero) : codes == Dtype::mxfp4 ? round_to(dtype, value) : value;
+}
+
 inline double largest_code(Dtype dtype) {
   return dtype == Dtype::float8_e4m3 ? 448 : dtype == Dtype::float8_e5m2 ? 57344 : 127;
 }

@@ -13,12 +13,15 @@ namespace {
 constexpr std::uint32_t fill32 = 0x7fc0dead;  // NaNs with a mark of our own
 constexpr std::uint16_t fill16 = 0x7fde;
 
+/// NaN, where a type has one; scales of mxfp4 are bytes of that type.
+int nan_code(Dtype dtype) { return dtype == Dtype::mxfp4 ? 0xff : 0x7f; }
+
 void store(std::vector<std::byte>& bytes, Dtype dtype, std::int64_t index, double value) {
   if (dtype == Dtype::float32) {
     const float x = static_cast<float>(value);
     std::memcpy(&bytes[index * 4], &x, 4);
   } else if (size_of(dtype) == 1) {  // a code
-    bytes[index] = static_cast<std::byte>(std::isnan(value) ? 0x7f : static_cast<int>(value));
+    bytes[index] = static_cast<std::byte>(std::isnan(value) ? nan_code(dtype) : static_cast<int>(value));
   } else {
     const std::uint16_t x = dtype == Dtype::float16 ? to_float16(value) : to_bfloat16(value);
     std::memcpy(&bytes[index * 2], &x, 2);
@@ -53,7 +56,7 @@ std::vector<std::byte> filled(Dtype dtype, std::int64_t elements) {
     if (dtype == Dtype::float32)
       std::memcpy(&bytes[x * 4], &fill32, 4);
     else if (size_of(dtype) == 1)
-      bytes[x] = std::byte{0x7f};
+      bytes[x] = static_cast<std::byte>(nan_code(dtype));
     else
       std::memcpy(&bytes[x * 2], &fill16, 2);
   }
@@ -121,7 +124,9 @@ void* Tensors::place_keys(Tensor t, const Case& c, const std::vector<double>& va
   const Strides& given = name == "k"         ? p.k_strides
                          : name == "v"       ? p.v_strides
                          : name == "k_scale" ? p.k_scale_strides
-                                             : p.v_scale_strides;
+                         : name == "v_scale" ? p.v_scale_strides
+                         : name[0] == 'k'    ? p.k_group_strides
+                                             : p.v_group_strides;
   t.sizes = {p.num_pages, p.page_size, heads, dim};
   t.strides = {or_dense(given.batch, p.page_size * row), or_dense(given.seq, row), or_dense(given.head, dim), 1};
   std::vector<double> pages(p.num_pages * p.page_size * row, NAN);  // what no table names, and what is past a length
@@ -172,14 +177,29 @@ Tensors::Tensors(const Case& c, const Inputs& in, Memory& memory) : shape_(c), m
   if (!in.q_codes.empty()) q.dtype = *p.q_dtype;
   place(q, in.q_codes.empty() ? &in.q : &in.q_codes, &buffers_.q);
   const std::int64_t dim_k = p.latent ? shape_.dim - shape_.dim_v : shape_.dim;
-  Tensor k = tensor("k", p.k_strides, shape_.rows_kv, shape_.heads_kv, dim_k, false);
-  Tensor v = tensor("v", p.v_strides, shape_.rows_kv, shape_.heads_kv, shape_.dim_v, false);
+  const bool groups = p.kv_dtype && has_groups(*p.kv_dtype);
+  Tensor k = tensor("k", p.k_strides, shape_.rows_kv, shape_.heads_kv, dim_k / (groups ? 2 : 1), false);
+  Tensor v = tensor("v", p.v_strides, shape_.rows_kv, shape_.heads_kv, shape_.dim_v / (groups ? 2 : 1), false);
   const bool narrow = p.kv_dtype && size_of(*p.kv_dtype) == 1;
   if (narrow) k.dtype = v.dtype = *p.kv_dtype;
   const std::vector<double>& keys = narrow ? in.k_codes : in.k;
   place_keys(k, c, p.latent ? last_columns(keys, shape_.dim, dim_k) : keys, &buffers_.k);
   place_keys(v, c, narrow ? in.v_codes : in.v, &buffers_.v);
   if (narrow) place_scales(c, in);
+  const auto place_groups = [&](const char* name, const std::vector<double>& values, const Strides& given, Dtype dtype) {
+    const void* slot = nullptr;
+    if (values.empty()) return slot;
+    const std::int64_t numbers = static_cast<std::int64_t>(values.size()) / (shape_.rows_kv * shape_.heads_kv);
+    Tensor t = tensor(name, given, shape_.rows_kv, shape_.heads_kv, numbers, false);
+    t.dtype = dtype;
+    place_keys(std::move(t), c, values, &slot);
+    return slot;
+  };
+  const Dtype scales = p.kv_dtype == Dtype::int4 ? p.dtype : p.kv_dtype.value_or(p.dtype);
+  buffers_.k_group_scale = place_groups("k_group_scale", in.k_group_scale, p.k_group_strides, scales);
+  buffers_.v_group_scale = place_groups("v_group_scale", in.v_group_scale, p.v_group_strides, scales);
+  buffers_.k_group_zero = place_groups("k_group_zero", in.k_group_zero, p.k_group_strides, p.dtype);
+  buffers_.v_group_zero = place_groups("v_group_zero", in.v_group_zero, p.v_group_strides, p.dtype);
   place_query_scales(in);
   place(tensor("dout", p.dout_strides, shape_.rows_q, shape_.heads_q, shape_.dim_v, false), &in.dout, &buffers_.dout);
   buffers_.out = place(tensor("out", p.out_strides, shape_.rows_q, shape_.heads_q, shape_.dim_v, true), nullptr, nullptr);
