@@ -7,6 +7,32 @@
 
 namespace flash_attention::abi {
 
+/// The scales (int4: and zeros) of a tile's groups in shared memory, as pairs of 16-bit numbers: of K each number twice,
+/// [key][group], so that a lane multiplies columns with it; of V [group][key], so that it multiplies neighbouring keys with
+/// theirs. Rows are padded so that neighbouring ones begin in other banks.
+struct DecodeGroups {
+  int numbers = 0;  // of a group: 1, or 2 with zeros; 0: there are no groups
+  int of_k = 0;     // groups of a row
+  int of_v = 0;
+  int key_words = 0;    // of a key's row
+  int value_words = 0;  // of a group's row
+  int zero_words = 0;   // from V's scales to its zeros
+  int value_begin = 0;  // words
+  int bytes = 0;        // of a stage
+
+  constexpr explicit DecodeGroups(const ForwardConfig& config) {
+    if (!has_groups(key_type(config.features))) return;
+    numbers = config.features.kv_dtype == Type::int4 ? 2 : 1;
+    of_k = config.head_dim / config.features.kv_group;
+    of_v = config.head_dim_v / config.features.kv_group;
+    key_words = (of_k + 1) * numbers;
+    value_words = config.block_kv / 2 + 4;
+    zero_words = of_v * value_words;
+    value_begin = config.block_kv * key_words;
+    bytes = (value_begin + numbers * zero_words + 3) / 4 * 16;
+  }
+};
+
 /// A tile has block_q rows of a key head: query token t of the head's query head g is row t * group + g. A warp of
 /// tensor cores has 16 rows; if block_q is smaller, the rest of its tile is empty.
 struct DecodeLayout {
@@ -23,14 +49,19 @@ struct DecodeLayout {
   int shared_bytes;
 
   static constexpr int panels(int columns) { return (columns + 63) / 64; }  // tile::SwizzledTile
-  /// Columns of a row of K or V as the products take them: steps of 16, two at a time if elements have 8 bits.
+  /// Columns of K or V in 16 bits.
+  static constexpr int packed_columns(const ForwardConfig& config) {
+    return has_groups(key_type(config.features)) ? 4 : is_narrow(key_type(config.features)) ? 2 : 1;
+  }
+  /// Columns of a row of K or V as the products take them: steps of 16, two at a time if elements have 8 bits, four if
+  /// they have 4.
   static constexpr int columns_of(const ForwardConfig& config, int dim) {
-    const int unit = is_narrow(key_type(config.features)) ? 32 : 16;
+    const int unit = 16 * packed_columns(config);
     return (dim + unit - 1) / unit * unit;
   }
   /// The same in units of 16 bits, in which shared memory is counted.
   static constexpr int stored_columns(const ForwardConfig& config, int dim) {
-    return columns_of(config, dim) / (is_narrow(key_type(config.features)) ? 2 : 1);
+    return columns_of(config, dim) / packed_columns(config);
   }
   static constexpr int min(int a, int b) { return a < b ? a : b; }
   /// In the fixed order: columns of a row that is exchanged. All columns are exchanged together.
@@ -46,7 +77,7 @@ struct DecodeLayout {
   /// Columns of a row of V in shared memory, in units of 16 bits.
   static constexpr int stored_value_columns(const ForwardConfig& config) {
     const int all = value_columns(config) * (splits_columns(config) ? 2 : 1);
-    return is_narrow(key_type(config.features)) ? all / 2 : all;
+    return all / packed_columns(config);
   }
   /// Columns of a row of K in shared memory. Latent keys begin with their values, so they have room for the columns of
   /// V, too.
@@ -72,7 +103,7 @@ struct DecodeLayout {
         warp_rows(min(config.block_q, 16)),
         merge_columns(exchanged_columns(config, warp_rows)),
         stage_bytes(config.block_kv * 128 * stage_panels(config) +
-                    (config.features.token_scales ? config.block_kv * 8 : 0)),
+                    (config.features.token_scales ? config.block_kv * 8 : 0) + DecodeGroups(config).bytes),
         q_bytes(row_warps * 16 * 128 * panels(config.head_dim)),
         merge_bytes(has_fixed_order(config)
                         ? 16 * (columns_in_order(config) + 4) * 4  // 4: so that rows begin in different banks
@@ -80,7 +111,8 @@ struct DecodeLayout {
         // For each 16 keys, P as an operand and its sums; for each warp, maxima of 16 rows.
         order_bytes(has_fixed_order(config) ? config.block_kv / 16 * (512 + 256) + config.num_warps * 64 : 0),
         shared_bytes(config.num_stages * stage_bytes + q_bytes + (merge_bytes + order_bytes + 1023) / 1024 * 1024 +
-                     2048) {}  // statistics and a flag
+                     (DecodeGroups(config).bytes != 0 ? 1024 : 0) +  // their end in a struct of whole 1024 bytes
+                     2048) {}                                        // statistics and a flag
 };
 
 /// Whether all items have the same tiles of keys, so that the host knows them, too.

@@ -16,6 +16,7 @@
 // Registers: O is 16 rows x head_dim_v floats, over the 32 lanes of a warp (64 a thread at 128 columns); the scores of a
 // warp's keys, and Q if it has at most 128 columns. What is the same for all threads is in shared memory (shape.cuh).
 
+#include "decode/groups.cuh"
 #include "decode/ordered.cuh"
 #include "decode/scores.cuh"
 #include "decode/shape.cuh"
@@ -100,7 +101,7 @@ struct Consumer {
   static constexpr DecodeLayout layout{config};
   static constexpr int block_kv = config.block_kv, stages = config.num_stages, threads = Shape::threads;
   static constexpr int warp_keys = Shape::warp_keys, dim = Shape::dim, dim_v = Shape::dim_v, q_steps = Shape::q_steps;
-  static constexpr bool narrow = Shape::narrow, Q_in_registers = Shape::Q_in_registers;
+  static constexpr bool narrow = Shape::narrow, grouped = Shape::grouped, Q_in_registers = Shape::Q_in_registers;
   static constexpr int own_value_bytes = VTile::panels / layout.column_warps * VTile::panel_bytes;  // from warp to warp
   static constexpr bool ordered = has_fixed_order(config);
   using Order = decode::Order<config>;
@@ -158,8 +159,18 @@ struct Consumer {
   }
 
   /// Stores eight columns of a row of Q. If K has 8 bits, in the order in which the products see its columns: 4t to 4t + 3
-  /// of each 16 become 2t, 2t + 1, 2t + 8 and 2t + 9 (see above).
+  /// of each 16 become 2t, 2t + 1, 2t + 8 and 2t + 9 (see above). With 4 bits 8t + n and 8t + 4 + n of each 32 are a pair
+  /// (groups.cuh).
   __device__ __forceinline__ void store_Q(int row, int chunk, const ptx::Vector<unsigned, 4>& values) const {
+    if constexpr (grouped) {
+#pragma unroll
+      for (int n = 0; n < 4; ++n) {
+        const unsigned halves = n % 2 == 0 ? 0x5410u : 0x7632u;
+        ptx::store_shared(Q_smem + QTile::offset(row, chunk / 4 * 4 + n) + chunk % 4 * 4,
+                          ptx::permute_bytes(values[n / 2], values[2 + n / 2], halves));
+      }
+      return;
+    }
     if constexpr (narrow) {
 #pragma unroll
       for (int word = 0; word < 4; ++word) {
@@ -225,6 +236,7 @@ struct Consumer {
   }
   __device__ __forceinline__ unsigned V_smem(int stage) const { return K_smem(stage) + SharedStorage::Stage::value_offset; }
   __device__ __forceinline__ unsigned scale_smem(int stage) const {
+    if constexpr (grouped) return ptx::shared_address(&storage.groups[stage]);
     return features.token_scales ? ptx::shared_address(&storage.scales[stage]) : 0;
   }
 
@@ -247,9 +259,41 @@ struct Consumer {
 
   using Scores = float[1][warp_keys / 8][4];
 
+  /// The numbers of a group at a place of shared memory; from scale to zero `zero_words`.
+  __device__ __forceinline__ static GroupNumbers group_numbers(unsigned place, int zero_words) {
+    if constexpr (code == Type::int4)
+      return {ptx::load_shared<unsigned>(place), ptx::load_shared<unsigned>(place + static_cast<unsigned>(4 * zero_words))};
+    return {ptx::load_shared<unsigned>(place)};
+  }
+
+  /// Scores or probabilities times what the numbers of K or V lack.
+  __device__ __forceinline__ static void times_factor(Scores& S) {
+    if constexpr (tile::group_factor<code> != 1) {
+#pragma unroll
+      for (int n = 0; n < warp_keys / 8; ++n) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) S[0][n][e] *= tile::group_factor<code>;
+      }
+    }
+  }
+
   /// S = Q K^T for the warp's keys.
-  __device__ __forceinline__ void multiply_keys(Scores& S, unsigned K) const {
+  __device__ __forceinline__ void multiply_keys(Scores& S, unsigned K, int stage) const {
     const unsigned K_address = tile::b_transposed_address<KTile>(K, warp_key, lane);
+    if constexpr (grouped) {
+      constexpr DecodeGroups groups = Shape::groups;
+      const unsigned of_key = scale_smem(stage) + static_cast<unsigned>((warp_key + lane / 4) * groups.key_words * 4);
+      multiply_groups<code, type, q_steps>(
+          S, [&](unsigned(&A)[4], int step) { take_Q(A, step); },
+          [&](unsigned(&codes)[4], int n, int unit) {
+            ptx::ldmatrix_x4(codes, KTile::step(K_address, 2 * unit) + n * 16 * 128);
+          },
+          [&](int half, int n, int chunk) {
+            const int group = (32 * chunk + lane % 4 * 8) / features.kv_group, row = 16 * n + 8 * half;
+            return group_numbers(of_key + static_cast<unsigned>((row * groups.key_words + group * groups.numbers) * 4), 1);
+          });
+      return times_factor(S);
+    }
     if constexpr (narrow) {
       return multiply_codes<code, type, q_steps>(
           S, [&](unsigned(&A)[4], int step) { take_Q(A, step); },
@@ -282,7 +326,8 @@ struct Consumer {
   }
 
   /// O = O * rescale + P V for the warp's keys. are_first: O is still zero, so there is nothing to rescale.
-  __device__ __forceinline__ void add_values(const Scores& P, const float (&rescale)[2], unsigned V, bool are_first) {
+  __device__ __forceinline__ void add_values(const Scores& P, const float (&rescale)[2], unsigned V, int stage,
+                                             bool are_first) {
     // Soon all rows have seen their maximum. From then on every factor is 1, and the vote saves the multiplications.
     if (!are_first && ptx::any(rescale[0] != 1 || rescale[1] != 1)) {
 #pragma unroll
@@ -292,6 +337,21 @@ struct Consumer {
       }
     }
     const unsigned V_address = tile::b_address<VTile>(V, warp_key, lane) + column_warp * own_value_bytes;
+    if constexpr (grouped) {
+      constexpr DecodeGroups groups = Shape::groups;
+      const unsigned of_keys =
+          scale_smem(stage) + static_cast<unsigned>(groups.value_begin * 4 + (warp_key + place.column) * 2);
+      return add_groups<code, type, warp_keys / 16>(
+          O, [&](unsigned(&A)[4], int step) { tile::pack_a<type>(A, P[0][2 * step], P[0][2 * step + 1]); },
+          [&](unsigned(&codes)[4], int c, int step) {
+            ptx::ldmatrix_x4_trans(codes, VTile::step(V_address, 2 * c) + step * 16 * 128);
+          },
+          [&](int half, int step, int chunk) {
+            const int group = (32 * chunk + lane / 4 * 4) / features.kv_group, key = 16 * step + 8 * half;
+            return group_numbers(of_keys + static_cast<unsigned>(group * groups.value_words * 4 + key * 2),
+                                 groups.zero_words);
+          });
+    }
     if constexpr (narrow) {
       return add_codes<code, type, warp_keys / 16>(
           O, [&](unsigned(&A)[4], int step) { tile::pack_a<type>(A, P[0][2 * step], P[0][2 * step + 1]); },
@@ -373,7 +433,7 @@ struct Consumer {
       return gate.V_read();
     }
     Scores S{};
-    multiply_keys(S, K_smem(stage));
+    multiply_keys(S, K_smem(stage), stage);
     gate.K_read();
     if constexpr (features.token_scales) scale_columns<1>(S, storage.scales[stage]);
     if constexpr (features.key_list) {
@@ -390,9 +450,10 @@ struct Consumer {
     float rescale[2];
     rows.template update<0, true>(S[0], scale_log2(), rescale);
     if constexpr (features.token_scales) scale_columns<Finish::Rows::P_scale>(S, storage.scales[stage] + block_kv);
+    times_factor(S);
     gate.V_ready();
     if constexpr (config.producer_warp) clear_unseen_values(kv_begin, seen, V_smem(stage));
-    add_values(S, rescale, V_smem(stage), tile_idx < item_tile + config.key_groups);
+    add_values(S, rescale, V_smem(stage), stage, tile_idx < item_tile + config.key_groups);
     gate.V_read();
   }
 
@@ -404,7 +465,7 @@ struct Consumer {
     const Order order{storage.order, lane, warp};
     Scores S{};
     const bool some_seen = kv_begin < seen.end && kv_begin + warp_keys > seen.begin;
-    if (some_seen) multiply_keys(S, K_smem(stage));
+    if (some_seen) multiply_keys(S, K_smem(stage), stage);
     gate.K_read();
     if constexpr (features.token_scales) scale_columns<1>(S, storage.scales[stage]);
     if (kv_begin < full.begin || kv_begin + warp_keys > full.end) {

@@ -23,7 +23,7 @@ struct Finish {
   static constexpr Features features = config.features;
   static constexpr DecodeLayout layout{config};
   static constexpr int warps = Rows::warps, columns = Rows::columns, dim_v = Rows::dim_v;
-  static constexpr bool narrow = Rows::narrow, repairs_rows = Rows::repairs_rows;
+  static constexpr bool narrow = Rows::narrow, grouped = Rows::grouped, repairs_rows = Rows::repairs_rows;
 
   const Rows out;  // where the rows go
 
@@ -91,6 +91,21 @@ struct Finish {
     if (layout.column_warps > 1 && column_warp() != begin_of_all / dim_v) return;
     if (E::rows < 8 && place.row >= E::rows) return;
     constexpr int halves = E::rows > 8 ? 2 : 1;
+    if constexpr (grouped) {  // block 4c + n holds the columns n, n + 4, n + 8, ... of 32c to 32c + 31
+      const unsigned to = ptx::shared_address(&out.storage.O[E::offset(exchange_warp(), place.row, 4 * place.column)]);
+#pragma unroll
+      for (int n = begin / 8; n < tile::min(dim_v, begin + E::columns) / 8; n += 4) {
+#pragma unroll
+        for (int half = 0; half < halves; ++half) {
+#pragma unroll
+          for (int e = 2 * half; e < 2 * half + 2; ++e) {
+            ptx::store_shared(to + 4 * E::offset(0, 8 * half, 8 * n - begin + e % 2 * 4),
+                              Four{{O[0][n][e], O[0][n + 1][e], O[0][n + 2][e], O[0][n + 3][e]}});
+          }
+        }
+      }
+      return;
+    }
     if constexpr (narrow) {  // blocks 2c and 2c + 1 hold the even and the odd columns of 16c to 16c + 15
       const unsigned to = ptx::shared_address(&out.storage.O[E::offset(exchange_warp(), place.row, 2 * place.column)]);
 #pragma unroll

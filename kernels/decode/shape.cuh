@@ -24,7 +24,8 @@ struct ConsumerShape {
   static constexpr int dim_v = DecodeLayout::value_columns(config);  // of a warp
   static constexpr int own_columns = has_fixed_order(config) ? Order<config>::own_columns : dim_v;  // of O, of a warp
   static constexpr Type code = key_type(features);
-  static constexpr bool narrow = is_narrow(code);
+  static constexpr bool narrow = is_narrow(code), grouped = has_groups(code);
+  static constexpr DecodeGroups groups{config};
   static constexpr int q_steps = dim / 16;
   static constexpr bool Q_in_registers = q_steps <= 8 && layout.row_warps == 1;
   using QTile = tile::SwizzledTile<16 * layout.row_warps, dim>;
@@ -49,6 +50,7 @@ struct ConsumerShape {
       ptx::Mbarrier K_full[stages], K_empty[stages], V_full[stages], V_empty[stages];
     } barriers;  // only decode/sm90.cuh uses them
     alignas(16) float scales[features.token_scales ? stages : 1][features.token_scales ? 2 * block_kv : 4];
+    alignas(16) unsigned groups[grouped ? stages : 1][grouped ? ConsumerShape::groups.bytes / 4 : 4];
     unsigned listed[features.key_list ? stages : 1][4];  // a bit for each entry of a tile that is a key
   };
   static_assert(sizeof(SharedStorage) <= layout.shared_bytes);

@@ -60,6 +60,8 @@ struct Loader {
   int page_row = 0;
   int key = -1;                    // with lists: the key of that row, -1 if it is none
   float k_scale = 0, v_scale = 0;  // of the same row, if rows have scales
+  static constexpr bool grouped = has_groups(key_type(features));
+  [[no_unique_address]] GroupLoader<config, own_rows> groups;  // scales of the tile that is in flight
 
   __device__ __forceinline__ Loader(const AttentionArgs& arguments, const Run<config>& run, Cursor<config>& place)
       : args(arguments), cursor(place), left(run.end - run.begin) {
@@ -71,6 +73,7 @@ struct Loader {
   /// Starts the copies of the next tile, if there is one. Always commits a group, even an empty one: the consumers count
   /// groups to know which tile has landed.
   __device__ __forceinline__ void load(unsigned K_smem, unsigned V_smem, unsigned scale_smem, unsigned* listed) {
+    if constexpr (grouped) groups.store(first_row, lane);
     if (left > 0) {
       Cursor<config> now = cursor;
       if (takes(now.tile)) {
@@ -81,9 +84,11 @@ struct Loader {
           copy<KTile, config.head_dim_v, 0, values>(now, args.V, K_smem);
           copy<KTile, config.head_dim - config.head_dim_v, values, KTile::columns / 8>(now, args.K, K_smem);
         } else {
-          copy<KTile, config.head_dim>(now, args.K, K_smem);
-          copy<VTile, config.head_dim_v>(now, args.V, V_smem);
+          constexpr int stored = grouped ? 2 : 1;  // columns of an element
+          copy<KTile, config.head_dim / stored>(now, args.K, K_smem);
+          copy<VTile, config.head_dim_v / stored>(now, args.V, V_smem);
         }
+        if constexpr (grouped) load_groups(now, scale_smem);
       }
       if (--left > 0) {
         now.next(args);
@@ -111,6 +116,16 @@ struct Loader {
       ptx::store_shared(to, k_scale);
       ptx::store_shared(to + config.block_kv * 4, v_scale);
     }
+  }
+
+  /// Starts the loads of the scales of a tile's groups. Its pages are known: nothing waits.
+  __device__ __forceinline__ void load_groups(const Cursor<config>& now, unsigned stage) {
+    const int row = lane % own_rows, j = now.tile * config.block_kv + first_row + row;
+    const bool exists = j >= now.item.seen.begin && j < now.item.seen.end;
+    long long from = features.packed ? 0 : now.item.batch_idx, place = j;
+    if constexpr (features.packed && !features.paged) place += args.cu_seqlens_kv[now.item.batch_idx];
+    if constexpr (features.paged) from = ptx::shuffle(page, row), place = ptx::shuffle(page_row, row);
+    groups.load_rows(args, from, place, now.item.kv_head_idx, exists, lane, stage);
   }
 
   /// Which rows of this warp are keys: a bit for each, in the bytes of the stage's bits that are this warp's alone.

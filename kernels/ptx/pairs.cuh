@@ -35,6 +35,30 @@ __device__ __forceinline__ unsigned short to_e4m3_pair(float low, float high) {
   return result;
 }
 
+/// x * y: mul.f16x2, or fma.rn.bf16x2 with -0 (sm_80).
+template <abi::Type type>
+__device__ __forceinline__ unsigned multiply_pairs(unsigned x, unsigned y) {
+  unsigned result;
+  if constexpr (type == abi::Type::bfloat16) {
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(result) : "r"(x), "r"(y), "r"(0x80008000u));
+  } else {
+    asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(result) : "r"(x), "r"(y));
+  }
+  return result;
+}
+
+/// x * y + z, rounded once.
+template <abi::Type type>
+__device__ __forceinline__ unsigned fma_pairs(unsigned x, unsigned y, unsigned z) {
+  unsigned result;
+  if constexpr (type == abi::Type::bfloat16) {
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(result) : "r"(x), "r"(y), "r"(z));
+  } else {
+    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(result) : "r"(x), "r"(y), "r"(z));
+  }
+  return result;
+}
+
 /// mul.f16x2.
 __device__ __forceinline__ unsigned multiply_half_pairs(unsigned x, unsigned y) {
   unsigned result;

@@ -6,6 +6,7 @@ COVER = "fuzz_emulated_test Kernels/CoverEmulated.*/decode_sm80"
 SHAPES = "kernels_emulated_test */DecodeSm80.* DecodeSm80Workspace.*"
 SCHEDULE, LOAD = "kernels/decode/schedule.cuh", "kernels/decode/sm80.cuh"
 MERGE, KERNEL = "kernels/decode/merge.cuh", "kernels/decode/consumer.cuh"
+GROUPS = "kernels_emulated_test */GroupedKeys.* */GroupCodes.*"
 CLUSTER, SHARED = "kernels/decode/cluster_merge.cuh", "kernels_emulated_test Shared/DecodeSm90.*"
 
 PLANTS = (
@@ -232,6 +233,28 @@ PLANTS = (
         "if (!own || kv_begin >= seen.end || kv_begin + warp_keys <= seen.begin) {",
         "if (kv_begin + warp_keys > seen.end || kv_begin + warp_keys <= seen.begin) {",
         COVER,
+    ),
+    # 4 bits
+    Plant(
+        "columns of values have the scale of the first group of 32",
+        KERNEL,
+        "const int group = (32 * chunk + lane / 4 * 4) / features.kv_group, key",
+        "const int group = 32 * chunk / features.kv_group, key",
+        GROUPS,
+    ),
+    Plant(
+        "probabilities are not multiplied by what values of nvfp4 lack",
+        KERNEL,
+        "    times_factor(S);\n    gate.V_ready();",
+        "    gate.V_ready();",
+        GROUPS,
+    ),
+    Plant(
+        "scales of a tile go to shared memory when those of the next one are loaded over them",
+        LOAD,
+        "    if constexpr (grouped) groups.store(first_row, lane);\n",
+        "",
+        GROUPS,
     ),
     # Clusters
     Plant(

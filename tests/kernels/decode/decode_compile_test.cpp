@@ -109,6 +109,14 @@ TEST_P(DecodeCompile, WithoutSpills) {
       loaded.insert(loaded.end(), {decoding(64, 8, 1), decoding(256, 4, 2), splits, all_options(128, 16, 4)});
     for (const Problem& problem : loaded) plans.push_back(make_plan(problem, Pass::forward, device, "decode/sm90"));
   }
+  for (const Dtype codes : {Dtype::nvfp4, Dtype::mxfp4, Dtype::int4}) {  // in 4 bits
+    for (const Dtype dtype : {Dtype::bfloat16, Dtype::float16}) {
+      if (!with_long_tail() && (arch == 80 || dtype == Dtype::float16) != (codes == Dtype::int4)) continue;
+      Problem grouped = in_pages(decoding(codes == Dtype::mxfp4 ? 256 : 128, 4, codes == Dtype::int4 ? 8 : 1));
+      grouped.dtype = dtype, grouped.kv_dtype = codes;
+      plans.push_back(make_plan(grouped, Pass::forward, device, "decode/sm80"));
+    }
+  }
   expect_plans_compile(plans, arch);
 }
 

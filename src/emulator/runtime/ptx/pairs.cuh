@@ -49,6 +49,22 @@ inline unsigned of_pairs(unsigned x, unsigned y, Of of) {
   return pack<type>(of(unpack_low<type>(x), unpack_low<type>(y)), of(unpack_high<type>(x), unpack_high<type>(y)));
 }
 
+template <abi::Type type>
+inline unsigned multiply_pairs(unsigned x, unsigned y) {
+  return of_pairs<type>(x, y, [](float a, float b) { return a * b; });
+}
+
+/// The float product is exact, and its sum is rounded to float before it is rounded to the type: twice, where float has
+/// not room for both.
+template <abi::Type type>
+inline unsigned fma_pairs(unsigned x, unsigned y, unsigned z) {
+  const unsigned products_low =
+      __builtin_bit_cast(unsigned, __builtin_fmaf(unpack_low<type>(x), unpack_low<type>(y), unpack_low<type>(z)));
+  const unsigned products_high =
+      __builtin_bit_cast(unsigned, __builtin_fmaf(unpack_high<type>(x), unpack_high<type>(y), unpack_high<type>(z)));
+  return pack<type>(__builtin_bit_cast(float, products_low), __builtin_bit_cast(float, products_high));
+}
+
 inline unsigned multiply_half_pairs(unsigned x, unsigned y) {
   return of_pairs<abi::Type::float16>(x, y, [](float a, float b) { return a * b; });
 }

@@ -21,6 +21,30 @@ namespace {
 
 constexpr std::int64_t max_queries = max_decode_queries;
 
+/// K and V in 4 bits: rows of codes and of scales move in wide accesses.
+std::string reject_groups(const Request& r) {
+  const Problem& problem = r.problem;
+  const auto multiples = [](const Strides& s, std::int64_t of) {
+    return s.batch % of == 0 && s.seq % of == 0 && s.head % of == 0;
+  };
+  if (problem.head_dim % 64 != 0 || problem.head_dim_v % 64 != 0 || std::max(problem.head_dim, problem.head_dim_v) > 256)
+    return "with 4-bit keys needs head dimensions of 64, 128, 192 or 256";
+  const abi::Features& f = r.features;
+  const bool tests = f.has_window() || f.mask || f.left_padding || f.bit_mask();
+  if (std::max(problem.head_dim, problem.head_dim_v) > 192 && tests && (f.softcap || f.bias || f.alibi || f.mask))
+    return "with 4-bit keys of 256 columns finds no registers for a mask beside what changes scores";
+  if (!multiples(problem.k_strides, 16) || !multiples(problem.v_strides, 16))
+    return "needs 4-bit rows whose strides are multiples of 16 bytes";
+  const auto bytes = static_cast<std::int64_t>(*problem.kv_dtype == Dtype::int4 ? size_of(problem.dtype) : 1);
+  for (const bool of_k : {true, false}) {
+    const std::int64_t row = (of_k ? problem.head_dim : problem.head_dim_v) / problem.kv_group * bytes;
+    const std::int64_t width = std::min<std::int64_t>(row & -row, 16);
+    if (!multiples(of_k ? problem.k_group_strides : problem.v_group_strides, width / bytes))
+      return "needs rows of scales whose strides are multiples of " + std::to_string(width) + " bytes";
+  }
+  return {};
+}
+
 /// The reason that does not depend on sizes.
 std::string reject_kind(const Request& r) {
   const Problem& problem = r.problem;
@@ -44,6 +68,7 @@ std::string reject_kind(const Request& r) {
   for (const Strides& strides : {problem.q_strides, problem.k_strides, problem.v_strides, problem.out_strides}) {
     if (!multiples(strides, 8)) return "needs strides that are multiples of 8";
   }
+  if (problem.kv_group != 0) return reject_groups(r);
   if (*problem.kv_dtype != problem.dtype) {
     if (!multiples(problem.k_strides, 16) || !multiples(problem.v_strides, 16) || problem.head_dim % 16 != 0 ||
         problem.head_dim_v % 16 != 0) {
@@ -185,6 +210,7 @@ std::span<const KernelEntry> decode_kernels() {
                             .left_padding = true,
                             .invariant = true,
                             .narrow_keys = true,
+                            .grouped_keys = true,
                             .latent = true,
                             .tile = true,
                             .stages = true,

@@ -71,7 +71,9 @@ std::int64_t num_items(const Request& request) {
 /// keys, so there are a quarter fewer instructions, which bound 8-bit keys: they take 0.87 to 0.89 of the time. 16-bit keys
 /// must have the same bits and take 1.00 to 1.01 (H200, 1 x 131072, 16 x 16384, 8 x 32768); with shorter runs 1.02 to 1.05.
 bool has_long_runs(const Request& request) {
-  constexpr std::int64_t long_keys = 16384, long_run = 24 * 128;
+  // 4-bit keys are twice as many instructions a byte. Not measured.
+  const std::int64_t long_keys = request.features.kv_group != 0 ? 4096 : 16384;
+  constexpr std::int64_t long_run = 24 * 128;
   const std::int64_t keys = keys_of_item(request.problem, request.features);
   return keys >= long_keys && keys * num_items(request) >= long_run * request.device.num_sms;
 }
@@ -132,6 +134,7 @@ std::optional<abi::ForwardConfig> configure(const Request& request, bool produce
     abi::ForwardConfig wide = config;
     wide.features.kv_dtype = wide.features.dtype;
     wide.features.token_scales = false;
+    wide.features.kv_group = 0;
     if (stages_of(wide, device.shared_bytes, tile.max_bytes) < 2) continue;
     config.num_stages = std::max(2, stages_of(config, device.shared_bytes, tile.max_bytes));
     if (request.num_stages > config.num_stages) continue;
