@@ -35,13 +35,18 @@ enum AppendSlot {
   q_norm,
   k_norm,
   angle_positions,
+  k_zero,
+  v_zero,
+  k_global_scale,
+  v_global_scale,
   num_append_slots
 };
 constexpr std::array<const char*, num_append_slots> append_names = {
     "k_cache",        "v_cache",      "k",         "v",         "q",
     "q_out",          "cos",          "sin",       "lengths",   "rotary_offsets",
     "cu_seqlens_new", "cu_seqlens_q", "sequences", "positions", "page_table",
-    "k_scale",        "v_scale",      "q_norm",    "k_norm",    "angle_positions"};
+    "k_scale",        "v_scale",      "q_norm",    "k_norm",    "angle_positions",
+    "k_zero",         "v_zero",       "k_global_scale", "v_global_scale"};
 using AppendSlots = std::array<Tensor, num_append_slots>;
 
 /// The numbers of a call, as Python passes them.
@@ -94,10 +99,11 @@ class AppendCall {
     read_places();
     read_norms(scalars);
     read_angles(scalars);
-    problem.k_scale_strides = read_scale(t_[k_scale], buffers.k_scale);
-    problem.v_scale_strides = read_scale(t_[v_scale], buffers.v_scale);
-    if (t_[k_scale].present() != t_[v_scale].present())
-      refuse(t_[t_[k_scale].present() ? k_scale : v_scale], "k_scale and v_scale go together");
+    if (!in_rows && has_groups(*problem.cache_dtype)) {
+      read_groups();
+    } else {
+      read_scales();
+    }
   }
 
   AppendProblem problem;
@@ -117,8 +123,8 @@ class AppendCall {
     problem.cache_dtype = cache_dtype_of(keys, codes);
     if (cache_dtype_of(values, codes) != *problem.cache_dtype) refuse_dtype(values, "the dtype of k_cache");
     problem.heads_kv = keys.sizes[2];
-    problem.head_dim = keys.sizes[3];
-    problem.head_dim_v = values.sizes[3];
+    problem.head_dim = columns_of(*problem.cache_dtype, keys.sizes[3]);
+    problem.head_dim_v = columns_of(*problem.cache_dtype, values.sizes[3]);
     problem.capacity = keys.sizes[1];
     if (!keys.empty()) problem.k_cache_strides = {keys.strides[0], keys.strides[1], keys.strides[2]};
     if (!values.empty()) problem.v_cache_strides = {values.strides[0], values.strides[1], values.strides[2]};
@@ -292,6 +298,58 @@ class AppendCall {
     buffers.angle_positions = static_cast<const std::int32_t*>(given.data);
   }
 
+  void read_scales() {
+    for (const AppendSlot slot : {k_zero, v_zero, k_global_scale, v_global_scale}) {
+      if (t_[slot].present()) refuse(t_[slot], "it belongs to caches of 4 bits");
+    }
+    problem.k_scale_strides = read_scale(t_[k_scale], buffers.k_scale);
+    problem.v_scale_strides = read_scale(t_[v_scale], buffers.v_scale);
+    if (t_[k_scale].present() != t_[v_scale].present())
+      refuse(t_[t_[k_scale].present() ? k_scale : v_scale], "k_scale and v_scale go together");
+  }
+
+  /// Scales and zeros of groups, as the rows of the caches.
+  void read_groups() {
+    read_groups_of(t_[k_cache], problem.head_dim, k_scale, k_zero, problem.k_group_strides, buffers.k_group_scale,
+                   buffers.k_group_zero);
+    read_groups_of(t_[v_cache], problem.head_dim_v, v_scale, v_zero, problem.v_group_strides, buffers.v_group_scale,
+                   buffers.v_group_zero);
+    if (t_[k_global_scale].present() != t_[v_global_scale].present())
+      refuse(t_[t_[k_global_scale].present() ? k_global_scale : v_global_scale],
+             "k_global_scale and v_global_scale go together");
+    read_scale(t_[k_global_scale], buffers.k_scale);
+    read_scale(t_[v_global_scale], buffers.v_scale);
+  }
+
+  void read_groups_of(const Tensor& cache, std::int64_t columns, AppendSlot scale_slot, AppendSlot zero_slot,
+                      Strides& strides, void*& scales, void*& zeros) {
+    const bool has_zeros = *problem.cache_dtype == Dtype::int4;
+    for (const AppendSlot slot : {scale_slot, zero_slot}) {
+      const Tensor& numbers = t_[slot];
+      const bool is_zero = slot == zero_slot;
+      if (numbers.present() != (!is_zero || has_zeros)) {
+        refuse_value(append_names[slot], numbers.present() ? "it belongs to int4"
+                                         : is_zero         ? "a cache of int4 has zeros of groups"
+                                                           : "a cache of 4 bits has scales of groups");
+      }
+      if (!numbers.present()) continue;
+      need_group_dtype(numbers, *problem.cache_dtype, problem.dtype);
+      bool fits = numbers.rank == 4 && numbers.sizes[3] > 0 && columns % numbers.sizes[3] == 0;
+      for (int axis = 0; fits && axis < 3; ++axis) fits = numbers.sizes[axis] == cache.sizes[axis];
+      if (!fits)
+        refuse(numbers, "expected the shape of " + cache.describe() + " with a number for each group of columns last");
+      need_unit_last_stride(numbers);
+      const std::int64_t group = columns / numbers.sizes[3];
+      if (problem.cache_group != 0 && problem.cache_group != group)
+        refuse(numbers, "expected groups of " + std::to_string(problem.cache_group) + " columns, as those of k_scale");
+      problem.cache_group = group;
+      const Strides own = numbers.empty() ? Strides{} : Strides{numbers.strides[0], numbers.strides[1], numbers.strides[2]};
+      if (is_zero && !(own == strides)) refuse(numbers, "expected the strides of its scales");
+      strides = own;
+      (is_zero ? zeros : scales) = numbers.data;
+    }
+  }
+
   /// Scales: one for all, [batch, heads] or [batch or pages, rows, heads].
   Strides read_scale(const Tensor& scale, float*& data) {
     if (!scale.present()) return {};
@@ -322,7 +380,7 @@ class AppendCall {
 
 AppendSlots append_slots(const nb::tuple& tensors) {
   AppendSlots slots;
-  for (int slot = 0; slot < num_append_slots; ++slot) {
+  for (int slot = 0; slot < num_append_slots && slot < static_cast<int>(tensors.size()); ++slot) {
     const bool writable = slot == k_cache || slot == v_cache || slot == q_out;
     slots[slot] = optional_tensor(tensors[slot], append_names[slot], writable);
   }

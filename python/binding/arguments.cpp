@@ -31,12 +31,38 @@ constexpr int order_of_attention[] = {
 // clang-format on
 #undef FLASH_ATTENTION_OPTION
 
-constexpr int order_of_cache[] = {
-    arg_seqused_kv,  arg_page_table,    arg_left_padding,    arg_cu_seqlens_q, arg_max_seqlen_q, arg_seqused_q,
-    arg_causal,      arg_window,        arg_softcap,         arg_alibi_slopes, arg_mask,         arg_sink,
-    arg_scale,       arg_return_lse,    arg_kernel,          arg_invariant,    arg_k_scale,      arg_v_scale,
-    arg_cache_dtype, arg_latent,        arg_attention_chunk, arg_out,          arg_key_indices,  arg_key_blocks,
-    arg_key_counts,  arg_key_block_size, arg_bit_mask,       arg_sequence_windows};
+constexpr int order_of_cache[] = {arg_seqused_kv,
+                                  arg_page_table,
+                                  arg_left_padding,
+                                  arg_cu_seqlens_q,
+                                  arg_max_seqlen_q,
+                                  arg_seqused_q,
+                                  arg_causal,
+                                  arg_window,
+                                  arg_softcap,
+                                  arg_alibi_slopes,
+                                  arg_mask,
+                                  arg_sink,
+                                  arg_scale,
+                                  arg_return_lse,
+                                  arg_kernel,
+                                  arg_invariant,
+                                  arg_k_scale,
+                                  arg_v_scale,
+                                  arg_cache_dtype,
+                                  arg_latent,
+                                  arg_attention_chunk,
+                                  arg_out,
+                                  arg_key_indices,
+                                  arg_key_blocks,
+                                  arg_key_counts,
+                                  arg_key_block_size,
+                                  arg_bit_mask,
+                                  arg_sequence_windows,
+                                  arg_k_zero,
+                                  arg_v_zero,
+                                  arg_k_global_scale,
+                                  arg_v_global_scale};
 
 /// The number of the argument of each of a call's keywords; -1 for an unknown keyword.
 std::vector<int> places_of(PyObject* names) {

@@ -63,7 +63,7 @@ constexpr int off_always[] = {
     block_mask,    left_padding, k_scale,       v_scale,       q_scale,           arg_kernel,    arg_tile,
     arg_score_mod, arg_mask_mod, arg_q_descale, arg_k_descale, arg_v_descale,     arg_out_dtype, arg_cache_dtype,
     arg_latent,    key_indices,  key_blocks,    key_counts,    arg_key_block_size,
-    bit_mask,      bit_mask_offsets, sequence_windows};
+    bit_mask,      bit_mask_offsets, sequence_windows, k_zero,     v_zero,            k_global_scale, v_global_scale};
 
 [[maybe_unused]] bool is_zero(const Given& given, int argument) {
   PyObject* const value = given[argument];

@@ -53,10 +53,22 @@ inline Dtype cache_dtype_of(const Tensor& cache, const std::string& codes) {
   if (!cache.is_dtype(Code::UInt, 8) && !cache.is_dtype(Code::Int, 8)) {
     refuse_dtype(cache, "float32, float16, bfloat16, float8_e4m3fn, float8_e5m2 or int8");
   }
-  for (const Dtype dtype : {Dtype::float8_e4m3, Dtype::float8_e5m2, Dtype::int8}) {
+  for (const Dtype dtype : {Dtype::float8_e4m3, Dtype::float8_e5m2, Dtype::int8, Dtype::nvfp4, Dtype::mxfp4, Dtype::int4}) {
     if (codes == to_string(dtype)) return dtype;
   }
-  refuse_value("cache_dtype", "got '" + codes + "'; allowed are float8_e4m3, float8_e5m2 and int8");
+  refuse_value("cache_dtype", "got '" + codes + "'; allowed are float8_e4m3, float8_e5m2, int8, nvfp4, mxfp4 and int4");
+}
+
+/// Columns of a row that has so many elements.
+inline std::int64_t columns_of(Dtype dtype, std::int64_t elements) { return has_groups(dtype) ? 2 * elements : elements; }
+
+/// The numbers of groups: scales of nvfp4 and mxfp4 are bytes; those of int4, and its zeros, have the type of q or k.
+inline void need_group_dtype(const Tensor& tensor, Dtype codes, Dtype wide) {
+  if (codes == Dtype::int4) {
+    if (known_dtype(tensor) != wide) refuse_dtype(tensor, "dtype " + std::string(to_string(wide)));
+  } else if (tensor.dtype.bits != 8) {
+    refuse_dtype(tensor, "dtype uint8");
+  }
 }
 
 }  // namespace flash_attention::python

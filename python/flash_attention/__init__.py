@@ -13,7 +13,7 @@ sinks, dropout, programs of scores. The other functions:
     scaled_dot_product_attention torch's signature; register, unregister and why_torch put it in torch's place
     register_transformers        models of Hugging Face; register_flash_attn, unregister_flash_attn for `import flash_attn`
     prepare_qk                   norms and rotary embedding of q and k, in one kernel; rotary_tables, rotary_frequencies
-    quantize                     tensors of 8 bits; rotate
+    quantize                     tensors of 8 bits; rotate; quantize_cache, dequantize_cache: keys and values of 4 bits
     explain                      which kernel a call gets; compile, kernels, devices, doctor, version, dropout_mask
     tune                         measures choices on this device; export_tuned, import_tuned
 
@@ -59,6 +59,8 @@ _LAZY = {
     "rotary_frequencies": "rotary",
     "rotary_tables": "rotary",
     "quantize": "quantization",
+    "quantize_cache": "quantization",
+    "dequantize_cache": "quantization",
     "rotate": "quantization",
     "tune": "tuning",
     "export_tuned": "tuning",
@@ -100,6 +102,7 @@ __all__ = [
     "attention_packed",
     "compile",
     "create_block_mask",
+    "dequantize_cache",
     "devices",
     "doctor",
     "dropout_mask",
@@ -121,6 +124,7 @@ __all__ = [
     "parallel",
     "prepare_qk",
     "quantize",
+    "quantize_cache",
     "register",
     "register_flash_attn",
     "register_transformers",

@@ -9,11 +9,11 @@ from torch import Tensor
 from flash_attention import _core
 from flash_attention.arguments import names
 from flash_attention.arguments.keywords import refuse_keywords
-from flash_attention.arguments.narrow import as_bytes, scale_tensor
+from flash_attention.arguments.narrow import as_bytes, group_bytes, scale_tensor
 from flash_attention.arguments.rows import angle_tensor, norm_of, numbers
 from flash_attention.pytorch import ops as torch_ops
 
-_NUM_ARGUMENTS = 29  # of the op, without names
+_NUM_ARGUMENTS = 33  # of the op, without names
 
 
 @torch.no_grad()
@@ -46,6 +46,10 @@ def append_kv(
     angle_positions: Tensor | None = None,
     sections: Sequence[int] | None = None,
     sections_interleaved: bool = False,
+    k_zero: Tensor | None = None,
+    v_zero: Tensor | None = None,
+    k_global_scale: Tensor | float | None = None,
+    v_global_scale: Tensor | float | None = None,
     **wrong: NoReturn,
 ) -> Tensor | None:
     """Appends k and v to the caches, and writes nothing else there. First normalises and rotates k and q, if requested.
@@ -54,7 +58,7 @@ def append_kv(
         k_cache, v_cache: [batch, capacity, heads_kv, head_dim], or with page_table pages
             [num_pages, page_size, heads_kv, head_dim], in any strides (a cache with heads first is a transposed view).
             The dtype is float32, float16, bfloat16, or 8-bit: float8_e4m3fn, float8_e5m2, int8, or uint8 with a
-            cache_dtype.
+            cache_dtype. Rows of 4 bits have head_dim / 2 bytes, of uint8 with a cache_dtype.
         k, v: [batch, seq_new, heads_kv, head_dim]; with cu_seqlens_new or sequences [total_new, heads_kv, head_dim].
         lengths: int32 [batch]; how many rows each sequence has already. None: none.
         page_table: int32 [batch, pages]. A row of a cache for each sequence is a table of one page.
@@ -68,7 +72,9 @@ def append_kv(
         k_scale, v_scale: the scales of an 8-bit cache, whose elements have the value code * scale: a number, float32 [1],
             [batch, heads_kv], or one for each row, [batch, capacity, heads_kv] or [num_pages, page_size, heads_kv]. Scales
             of rows are computed and written.
-        cache_dtype: the type of the bytes of a uint8 cache: "e4m3", "e5m2" or "int8".
+            With a cache of 4 bits: the scales of groups of columns, in the shape of the caches with head_dim / group
+            numbers in a row, computed and written; uint8 or a float8 type (nvfp4: e4m3, mxfp4: e8m0), the type of k (int4).
+        cache_dtype: the type of the bytes of a uint8 cache: "e4m3", "e5m2" or "int8"; "nvfp4", "mxfp4" or "int4".
         q_norm, k_norm: [head_dim], the weights of an RMS norm of each row of a head, before it is rotated; True: a norm
             without weights.
         norm_eps: added to the mean of the squares.
@@ -77,6 +83,8 @@ def append_kv(
             packed rows. With sections [len(sections), batch, seq_new].
         sections: how many pairs each row of angle_positions rotates, as in multimodal models (M-RoPE).
         sections_interleaved: pair p belongs to section p mod len(sections), as long as that one has pairs left.
+        k_zero, v_zero: of int4, in the shape of the scales; computed and written.
+        k_global_scale, v_global_scale: of nvfp4, one number that multiplies all scales of the tensor; 1 if None.
         q_out: the tensor for the rotated queries; pass q itself to rotate in place. A new tensor if None.
 
     Returns the rotated queries, or None without q. Rows for which the cache has no room are refused if lengths, tables and
@@ -105,11 +113,15 @@ def append_kv(
         sequences,
         positions,
         page_table,
-        scale_tensor(k_scale, k_cache.device),
-        scale_tensor(v_scale, k_cache.device),
+        group_bytes(scale_tensor(k_scale, k_cache.device), codes),
+        group_bytes(scale_tensor(v_scale, k_cache.device), codes),
         q_weight,
         k_weight,
         angle_tensor(angle_positions),
+        k_zero,
+        v_zero,
+        scale_tensor(k_global_scale, k_cache.device),
+        scale_tensor(v_global_scale, k_cache.device),
     )
     scalars = numbers(has_q_norm, has_k_norm, norm_plus_one, norm_eps, sections, sections_interleaved)
     if torch_ops.is_watched(k_cache):
@@ -120,12 +132,12 @@ def append_kv(
 
 
 def _append(*arguments):
-    tensors, scalars = arguments[:20], arguments[20:]
+    tensors, scalars = arguments[:24], arguments[24:]
     given, stream = (tensors, 0) if torch_ops.HAS_EXCHANGE else torch_ops.detached(tensors)
     _core.append(given, scalars, stream)
     # As torch's own functions that write in place: backward of what was computed from a cache before refuses to run.
     k_cache, v_cache, k, _, _, q_out = tensors[:6]
-    for tensor in (q_out,) if k is None else (k_cache, v_cache, q_out, *tensors[15:17]):
+    for tensor in (q_out,) if k is None else (k_cache, v_cache, q_out, *tensors[15:17], *tensors[20:22]):
         if tensor is not None and not tensor.is_inference():
             torch.autograd.graph.increment_version(tensor)
 
@@ -134,7 +146,8 @@ torch_ops.library.define(
     "append(Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor? k, Tensor? v, Tensor? q, Tensor(c!)? q_out, Tensor? cos, "
     "Tensor? sin, Tensor? lengths, Tensor? rotary_offsets, Tensor? cu_seqlens_new, Tensor? cu_seqlens_q, "
     "Tensor? sequences, Tensor? positions, Tensor? page_table, Tensor(d!)? k_scale, Tensor(e!)? v_scale, "
-    "Tensor? q_norm, Tensor? k_norm, Tensor? angle_positions, bool interleaved, bool one_query_angle, str codes, "
+    "Tensor? q_norm, Tensor? k_norm, Tensor? angle_positions, Tensor(f!)? k_zero, Tensor(g!)? v_zero, "
+    "Tensor? k_global_scale, Tensor? v_global_scale, bool interleaved, bool one_query_angle, str codes, "
     "bool has_q_norm, bool has_k_norm, bool norm_plus_one, float norm_eps, int[] sections, bool sections_interleaved, "
     f"{torch_ops.NAMES}) -> ()"
 )

@@ -12,7 +12,7 @@ from flash_attention import _core
 from flash_attention.arguments import names
 from flash_attention.arguments.keywords import refuse_keywords
 from flash_attention.arguments.names import refusal
-from flash_attention.arguments.narrow import as_bytes, scale_tensor
+from flash_attention.arguments.narrow import as_bytes, columns, group_bytes, scale_tensor
 from flash_attention.arguments.options import make_options
 from flash_attention.arguments.shapes import lse_shape
 from flash_attention.masks.bits import bytes_of
@@ -24,7 +24,7 @@ from flash_attention.routes import OVER_CACHE, route
 
 _CACHE_TENSORS = f"{torch_ops.TENSORS}, Tensor? page_table, Tensor? left_padding"
 _NUM_TENSORS = NUM_TENSORS + 2
-_BITS = ("bit_mask", "bit_mask_offsets", "sequence_windows")
+_MORE = ("bit_mask", "bit_mask_offsets", "sequence_windows", "k_zero", "v_zero", "k_global_scale", "v_global_scale")
 _NARROW = "Tensor? k_scale=None, Tensor? v_scale=None, str codes='', bool latent=False"
 _NUM_NARROW = 4
 
@@ -62,6 +62,10 @@ def attention_over_cache(
     key_block_size: tuple[int, int] | None = None,
     bit_mask: Any = None,
     sequence_windows: Tensor | None = None,
+    k_zero: Tensor | None = None,
+    v_zero: Tensor | None = None,
+    k_global_scale: Tensor | float | None = None,
+    v_global_scale: Tensor | float | None = None,
     **wrong: NoReturn,
 ) -> Any:
     """attention() over a cache of keys and values, in pages or not. Forward only; nothing waits for a GPU.
@@ -84,7 +88,12 @@ def attention_over_cache(
             code * scale: a number, float32 [1], [batch, heads_kv], or one for each row and head of k.
         latent: a key is its value followed by the columns of k, which is [..., head_dim - head_dim_v]: multi-head latent
             attention. One cache of both has them as views: k = cache[..., head_dim_v:], v = cache[..., :head_dim_v].
-        cache_dtype: the type of the bytes of k and v in uint8: "e4m3", "e5m2" or "int8".
+        cache_dtype: the type of the bytes of k and v in uint8: "e4m3", "e5m2" or "int8"; or of 4 bits, two columns in a
+            byte: "nvfp4", "mxfp4" or "int4". Then k_scale and v_scale are those of groups of columns, in the shape of k and
+            v with head_dim / group numbers in a row: uint8 or a float8 type (nvfp4: e4m3, mxfp4: e8m0), the type of q
+            (int4).
+        k_zero, v_zero: of int4, in the shape of the scales: the value of the code 0.
+        k_global_scale, v_global_scale: of nvfp4, one number that multiplies all scales of the tensor; 1 if None.
         bit_mask: masks.BitMask, a bit for each query and key (masks.from_bits()) or drafted token (masks.draft_tree()), for
             all heads. A query sees a key if the mask and all other rules show it.
         sequence_windows: int32 [batch, 2], a window (left, right) for each sequence, in addition to causal and window;
@@ -99,7 +108,8 @@ def attention_over_cache(
         q, k, v, seqused_kv, page_table, left_padding, cu_seqlens_q, max_seqlen_q, seqused_q, causal, window, softcap,
         alibi_slopes, mask, sink, scale, return_lse, kernel, invariant, k_scale, v_scale, cache_dtype, latent,
         attention_chunk, out, (
-            key_indices, key_blocks, key_counts, key_block_size, bit_mask, sequence_windows,
+            key_indices, key_blocks, key_counts, key_block_size, bit_mask, sequence_windows, k_zero, v_zero,
+            k_global_scale, v_global_scale,
         ), caller=OVER_CACHE,
     )  # fmt: skip
 
@@ -109,7 +119,7 @@ def run(
     causal=False, window=(-1, -1), softcap=0.0, alibi_slopes=None, mask=None, sink=None, scale=None, return_lse=False,
     kernel=None, invariant=None, k_scale=None, v_scale=None, cache_dtype=None, latent=False, attention_chunk=0, out=None,
     key_indices=None, key_blocks=None, key_counts=None, key_block_size=None, bit_mask=None, sequence_windows=None,
-    caller="attention_over_cache",
+    k_zero=None, v_zero=None, k_global_scale=None, v_global_scale=None, caller="attention_over_cache",
 ):  # fmt: skip
     """attention_over_cache() of any form."""
     sources = q, k, v, sink, alibi_slopes
@@ -119,19 +129,21 @@ def run(
         q, k, v, mask=mask, alibi_slopes=_single(alibi_slopes), sink=_single(sink), cu_seqlens_q=cu_seqlens_q,
         seqused_q=seqused_q, seqused_kv=seqused_kv, key_indices=key_indices, key_blocks=key_blocks, key_counts=key_counts,
         page_table=page_table, left_padding=left_padding, bit_mask=bits, bit_mask_offsets=offsets,
-        sequence_windows=sequence_windows,
+        sequence_windows=sequence_windows, k_zero=k_zero, v_zero=v_zero,
+        k_global_scale=scale_tensor(k_global_scale, k.device), v_global_scale=scale_tensor(v_global_scale, k.device),
     )  # fmt: skip
-    narrow = (scale_tensor(k_scale, k.device), scale_tensor(v_scale, k.device), codes, latent)
+    scales = (group_bytes(scale_tensor(scale, k.device), codes) for scale in (k_scale, v_scale))
+    narrow = (*scales, codes, latent)
     options = make_options(
         scale=scale, softcap=softcap, causal=causal, window=window, max_seqlen_q=max_seqlen_q or 0,
         kernel=kernel, invariant=invariant, attention_chunk=attention_chunk, key_block_size=key_block_size,
     )  # fmt: skip
     if out is not None:
-        check_out(out, q, v)
+        check_out(out, q, columns(v, codes))
     if torch_ops.is_watched(q):
-        seen = (bits, offsets, sequence_windows)
+        more = (getattr(tensors, name) for name in _MORE)
         found, lse = torch.ops.flash_attention.forward_cache(
-            *tensors[:_NUM_TENSORS], *options, *narrow, *seen, names.as_text()
+            *tensors[:_NUM_TENSORS], *options, *narrow, *more, names.as_text()
         )
         out = found if out is None else out.copy_(found)
     else:
@@ -139,9 +151,9 @@ def run(
     return refusing_gradients(caller, (out, lse) if return_lse else out, *sources)
 
 
-def check_out(out, q, v):
+def check_out(out, q, width):
     """Checks what the kernels cannot check themselves, since they do not know the type of out."""
-    shape = [*q.shape[:-1], v.shape[-1]]
+    shape = [*q.shape[:-1], width]
     if not isinstance(out, Tensor):
         raise refusal(TypeError, "out", f"expected a tensor, got {type(out).__name__}")
     if list(out.shape) != shape or out.dtype != q.dtype or out.device != q.device:
@@ -156,7 +168,7 @@ def _single(values):
 
 def _forward(tensors, options, need_lse, k_scale=None, v_scale=None, codes="", latent=False, out=None):
     if out is None:
-        out, lse = torch_ops.empty_results(tensors, options, need_lse)
+        out, lse = torch_ops.empty_results(tensors, options, need_lse, _width(tensors, codes))
     else:
         lse = out.new_empty(lse_shape(tensors, options), dtype=torch.float32) if need_lse else None
     tensors = tensors._replace(k_scale=k_scale, v_scale=v_scale)
@@ -167,28 +179,32 @@ def _forward(tensors, options, need_lse, k_scale=None, v_scale=None, codes="", l
     return out, lse
 
 
+def _width(tensors, codes):
+    return columns(tensors.v, codes) if codes else None
+
+
 torch_ops.library.define(
     f"forward_cache({_CACHE_TENSORS}, {torch_ops.OPTIONS}, {_NARROW}, "
-    f"{', '.join(f'Tensor? {name}=None' for name in _BITS)}, {torch_ops.NAMES}) -> (Tensor out, Tensor lse)",
+    f"{', '.join(f'Tensor? {name}=None' for name in _MORE)}, {torch_ops.NAMES}) -> (Tensor out, Tensor lse)",
     tags=torch_ops.EXACT_STRIDES,
 )
 
 
 def _split(arguments):
     end = _NUM_TENSORS + NUM_OPTIONS
-    narrow, bits = arguments[end : end + _NUM_NARROW], dict(zip(_BITS, arguments[end + _NUM_NARROW :], strict=False))
-    return Tensors(*arguments[:_NUM_TENSORS], **bits), Options(*arguments[_NUM_TENSORS:end]), narrow
+    narrow, more = arguments[end : end + _NUM_NARROW], dict(zip(_MORE, arguments[end + _NUM_NARROW :], strict=False))
+    return Tensors(*arguments[:_NUM_TENSORS], **more), Options(*arguments[_NUM_TENSORS:end]), narrow
 
 
 def _forward_op(*arguments):
     tensors, options, narrow = _split(arguments)
-    with names.renamed_by(*arguments[_NUM_TENSORS + NUM_OPTIONS + _NUM_NARROW + len(_BITS) :]):
+    with names.renamed_by(*arguments[_NUM_TENSORS + NUM_OPTIONS + _NUM_NARROW + len(_MORE) :]):
         return _forward(tensors, options, True, *narrow)
 
 
 def _forward_fake(*arguments):
-    tensors, options, _ = _split(arguments)
-    return torch_ops.empty_results(tensors, options, True)
+    tensors, options, narrow = _split(arguments)
+    return torch_ops.empty_results(tensors, options, True, _width(tensors, narrow[2] if len(narrow) > 2 else ""))
 
 
 for _key in ("CPU", "CUDA"):

@@ -20,8 +20,8 @@ void Call::read_pages(const Slots& tensors) {
     if (tensor.empty()) return {};
     return {.batch = tensor.strides[0], .seq = tensor.strides[seq_axis], .head = tensor.strides[head_axis]};
   };
-  problem.k_strides = strides_in_pages(k, key_columns());
-  problem.v_strides = strides_in_pages(v, problem.head_dim_v);
+  problem.k_strides = strides_in_pages(k, stored_columns(kv_dtype_, key_columns()));
+  problem.v_strides = strides_in_pages(v, stored_columns(kv_dtype_, problem.head_dim_v));
   problem.num_pages = k.sizes[0];
   problem.page_size = k.sizes[seq_axis];
   problem.page_table_stride = table.sizes[0] > 1 ? table.strides[0] : table.sizes[1];
@@ -112,6 +112,57 @@ void Call::read_scales(const Slots& tensors) {
     refuse(k_scale.present() ? k_scale : v_scale, "{k_scale} and {v_scale} go together");
   buffers.k_scale = read(k_scale, problem.k_scale_strides);
   buffers.v_scale = read(v_scale, problem.v_scale_strides);
+}
+
+/// Of K and V in 4 bits: the scales of groups, zeros with the same strides (int4), and one number for the tensor (nvfp4).
+void Call::read_groups(const Slots& tensors) {
+  const bool packed = problem.packed && problem.page_size == 0;
+  const int rank = packed ? 3 : 4, heads_axis = packed || seq_axis_ == 2 ? 1 : 2, rows_axis = packed ? 0 : 3 - heads_axis;
+  const auto read = [&](const Tensor& numbers, const Tensor& codes, std::int64_t columns, Strides& strides) -> const void* {
+    need_group_dtype(here(numbers), kv_dtype_, problem.dtype);
+    bool fits = numbers.rank == rank && numbers.sizes[rank - 1] > 0 && columns % numbers.sizes[rank - 1] == 0;
+    for (int axis = 0; fits && axis < rank - 1; ++axis) fits = numbers.sizes[axis] == codes.sizes[axis];
+    if (!fits)
+      refuse(numbers, "expected the shape of " + codes.describe() + " with a number for each group of columns last");
+    need_unit_last_stride(numbers);
+    const std::int64_t group = columns / numbers.sizes[rank - 1];
+    if (problem.kv_group != 0 && problem.kv_group != group)
+      refuse(numbers, "expected groups of " + std::to_string(problem.kv_group) + " columns, as those of {k_scale}");
+    problem.kv_group = group;
+    strides = {packed ? 0 : numbers.strides[0], numbers.strides[rows_axis], numbers.strides[heads_axis]};
+    if (numbers.empty()) strides = {};
+    return numbers.data;
+  };
+  const auto read_both = [&](const Tensor& codes, std::int64_t columns, const Tensor& scales, const Tensor& zeros,
+                             Strides& strides, const void*& to, const void*& zeros_to) {
+    if (!scales.present())
+      refuse_value(scales.name == nullptr ? "k_scale, v_scale" : scales.name,
+                   "{k} and {v} of 4 bits have scales of groups");
+    to = read(scales, codes, columns, strides);
+    if (zeros.present() != (kv_dtype_ == Dtype::int4)) {
+      refuse_value(&codes == &tensors[Slot::k] ? "k_zero" : "v_zero",
+                   zeros.present() ? "it belongs to int4" : "{k} and {v} of int4 have zeros of groups");
+    }
+    if (!zeros.present()) return;
+    Strides of_zeros;
+    zeros_to = read(zeros, codes, columns, of_zeros);
+    if (!(of_zeros == strides)) refuse(zeros, "expected the strides of its scales");
+  };
+  read_both(tensors[Slot::k], key_columns(), tensors[Slot::k_scale], tensors[Slot::k_zero], problem.k_group_strides,
+            buffers.k_group_scale, buffers.k_group_zero);
+  read_both(tensors[Slot::v], problem.head_dim_v, tensors[Slot::v_scale], tensors[Slot::v_zero], problem.v_group_strides,
+            buffers.v_group_scale, buffers.v_group_zero);
+  const Tensor &k_scale = tensors[Slot::k_global_scale], &v_scale = tensors[Slot::v_global_scale];
+  if (k_scale.present() != v_scale.present())
+    refuse(k_scale.present() ? k_scale : v_scale, "{k_global_scale} and {v_global_scale} go together");
+  if (!k_scale.present()) return;
+  for (const Tensor* scale : {&k_scale, &v_scale}) {
+    need_float32(here(*scale));
+    if (scale->rank > 1 || (scale->rank == 1 && scale->sizes[0] != 1)) refuse(*scale, "expected one number");
+  }
+  problem.kv_scales = ScaleKind::tensor;
+  buffers.k_scale = static_cast<const float*>(k_scale.data);
+  buffers.v_scale = static_cast<const float*>(v_scale.data);
 }
 
 /// Scales of Q in 8 bits: one number, or [batch, heads_kv].

@@ -78,6 +78,7 @@ Call::Call(const Slots& tensors, const CallOptions& given, const std::string& co
       refuse_dtype(*tensor, "the dtype of {q}, " + q.describe());
     }
   }
+  if (!codes.empty()) kv_dtype_ = cache_dtype_of(k, codes);
   if (v.sizes[v.rank - 1] == 0)  // which means "that of q" in a Problem
     refuse_value("head_dim_v", "got 0; allowed are 1 to " + std::to_string(max_head_dim));
   problem = {.batch = packed ? 0 : q.sizes[0],
@@ -86,7 +87,7 @@ Call::Call(const Slots& tensors, const CallOptions& given, const std::string& co
              .heads_q = q.sizes[head_axis_],
              .heads_kv = k.sizes[paged && packed ? 2 : head_axis_],
              .head_dim = q.sizes[dim_axis_],
-             .head_dim_v = v.sizes[v.rank - 1],
+             .head_dim_v = columns_of(kv_dtype_, v.sizes[v.rank - 1]),
              .dtype = narrow_queries ? Dtype::bfloat16 : dtype_of(q),  // set_forward() sets the right one
              .packed = packed,
              .total_q = packed ? q.sizes[0] : 0,
@@ -105,8 +106,10 @@ Call::Call(const Slots& tensors, const CallOptions& given, const std::string& co
   problem.q_strides = strides_of(q);
   problem.latent = latent;
   if (!paged) {
-    problem.k_strides = strides_of(like(k, k.sizes[seq_axis_], problem.heads_kv, key_columns()));
-    problem.v_strides = strides_of(like(v, k.sizes[seq_axis_], problem.heads_kv, problem.head_dim_v));
+    const std::int64_t of_k = stored_columns(kv_dtype_, key_columns()),
+                       of_v = stored_columns(kv_dtype_, problem.head_dim_v);
+    problem.k_strides = strides_of(like(k, k.sizes[seq_axis_], problem.heads_kv, of_k));
+    problem.v_strides = strides_of(like(v, k.sizes[seq_axis_], problem.heads_kv, of_v));
   }
   buffers.q = q.data;
   buffers.k = k.data;
@@ -150,9 +153,16 @@ Call::Call(const Slots& tensors, const CallOptions& given, const std::string& co
   problem.left_padding = tensors[Slot::left_padding].present();
   read_bit_mask(tensors);
   read_sequence_windows(tensors[Slot::sequence_windows]);
-  if (!codes.empty()) problem.kv_dtype = cache_dtype_of(k, codes);
+  if (!codes.empty()) problem.kv_dtype = kv_dtype_;
   if (narrow_queries) problem.q_dtype = cache_dtype_of(q, codes);
-  read_scales(tensors);
+  if (has_groups(kv_dtype_)) {
+    read_groups(tensors);
+  } else {
+    for (const Slot slot : {Slot::k_zero, Slot::v_zero, Slot::k_global_scale, Slot::v_global_scale}) {
+      if (tensors[slot].present()) refuse(tensors[slot], "it belongs to {k} and {v} of 4 bits");
+    }
+    read_scales(tensors);
+  }
   read_query_scale(tensors[Slot::q_scale]);
 }
 

@@ -30,7 +30,8 @@ void add_options(nb::module_& module);
   X(left_padding)                                                                      \
   X(bit_mask) X(bit_mask_offsets) X(sequence_windows)                                  \
   X(k_scale) X(v_scale) /* of K and V in 8 bits */                                     \
-  X(q_scale)            /* of Q in 8 bits */
+  X(q_scale)            /* of Q in 8 bits */                                             \
+  X(k_zero) X(v_zero) X(k_global_scale) X(v_global_scale) /* of K and V in 4 bits, with k_scale and v_scale of groups */
 // clang-format on
 
 enum Slot {
@@ -93,6 +94,7 @@ class Call {
   void read_bit_mask(const Slots& tensors);
   void read_sequence_windows(const Tensor& windows);
   void read_scales(const Slots& tensors);
+  void read_groups(const Slots& tensors);
   std::int64_t key_columns() const { return problem.head_dim - (problem.latent ? problem.head_dim_v : 0); }  ///< of K
   void read_query_scale(const Tensor& scale);
   Strides strides_of(const Tensor& tensor) const;
@@ -107,6 +109,7 @@ class Call {
   void refuse_choices(const CallOptions& given) const;  ///< if bits are invariant
   const Tensor& here(const Tensor& tensor) const;
 
+  Dtype kv_dtype_ = Dtype::float32;  ///< of K and V in 8 or 4 bits
   int batch_axis_ = 0, seq_axis_ = 1, head_axis_ = 2, dim_axis_ = 3;
   bool standard_ = false;
   std::optional<Pass> derivative_;  // instead of forward and backward

@@ -22,7 +22,7 @@ def in_kernel_form(q, k, v, *, run, out=None, scale=None, return_lse=False, **gi
         return _padded(run, q, k, v, scale, return_lse, **given, **({} if out is None else {"out": out}))
     from flash_attention.torch_cache import check_out
 
-    check_out(out, q, v)
+    check_out(out, q, v.shape[-1])
     found = _padded(run, q, k, v, scale, return_lse, **given)
     return (out.copy_(found[0]), found[1]) if return_lse else out.copy_(found)
 

@@ -1,4 +1,4 @@
-"""Caches of one byte an element: their types, and their scales."""
+"""Caches of one byte an element, of which 4 bits have two columns: their types, and their scales."""
 
 import functools
 
@@ -28,6 +28,21 @@ def as_bytes(k, v, cache_dtype=None):
     if v.dtype != k.dtype:
         raise refusal(TypeError, "v", f"got {v.dtype}; expected the dtype of {{k}}, {k.dtype}")
     return k.view(torch.uint8), v.view(torch.uint8), codes
+
+
+FOUR_BITS = ("nvfp4", "mxfp4", "int4")
+
+
+def columns(v, codes):
+    """The columns of a row of v."""
+    return v.shape[-1] * (2 if codes in FOUR_BITS else 1)
+
+
+def group_bytes(scale, codes):
+    """The scales of groups as they are stored: those of fp4 are bytes of any type."""
+    if codes in FOUR_BITS[:2] and isinstance(scale, torch.Tensor) and scale.element_size() == 1:
+        return scale.view(torch.uint8)
+    return scale
 
 
 def scale_tensor(scale, device):

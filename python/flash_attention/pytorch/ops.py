@@ -118,10 +118,11 @@ def detached(tensors):
     return kind(None if tensor is None else tensor.detach() for tensor in tensors), stream
 
 
-def empty_results(tensors, options, need_lse):
+def empty_results(tensors, options, need_lse, width=None):
+    """out and lse, or None. width: of a row of out, where it is not that of v."""
     q, v = tensors.q, tensors.v
     try:
-        width = v.shape[-1]
+        width = v.shape[-1] if width is None else width
         if width == q.shape[-1]:
             out = torch.empty_like(q)
         elif options.heads_first:

@@ -109,7 +109,7 @@ def test_wrong_arguments_are_named():
         r"k_scale: got float64\[1\]; expected dtype float32": {"k_scale": one.double(), "v_scale": one},
         r"v_scale: got float32\[2, 2\]; expected scales like those": {"k_scale": one, "v_scale": torch.ones(2, 2)},
         r"k_scale and v_scale go together": {"k_scale": one},
-        r"cache_dtype: got 'int4'": {"k": cache.view(torch.uint8), "v": cache.view(torch.uint8), "cache_dtype": "int4"},
+        r"cache_dtype: got 'int3'": {"k": cache.view(torch.uint8), "v": cache.view(torch.uint8), "cache_dtype": "int3"},
         r"kv_scales: got tensor; they belong": {"k": cache.half(), "v": cache.half(), "k_scale": one, "v_scale": one},
         r"v: got torch.float16; expected the dtype of k": {"v": cache.half()},
     }.items():  # fmt: skip
