@@ -4,6 +4,7 @@
     python bench/benchmark_decode.py --shapes 8x32/8x4096 --queries 4 --json decode.json
     python bench/benchmark_decode.py --preset forty --seconds 0.05    # batch, heads, lengths, widths and queries, all over
     python bench/benchmark_decode.py --device cpu --shapes 1x8/2x8192
+    python bench/benchmark_decode.py --shapes 16x32/8x8192 --caches nvfp4 mxfp4 int4   # keys and values of 4 bits
 
 Entries of a shape alternate, with L2 emptied before each call on a GPU; medians in microseconds. Results are compared
 before anything is timed. `x other` is ours over the best of the others (below 1: ours is faster). `GB/s` is K and V read
@@ -66,6 +67,18 @@ def in_pages(k, v, page):
     return *stores, order.view(batch, each).int()
 
 
+def in_four_bits(q, k, v, cache_dtype, wants):
+    """A call over the same keys in 4 bits; what it has to give is that of their values."""
+    k4, v4 = (flash_attention.quantize_cache(x, cache_dtype) for x in (k, v))
+    values = [
+        flash_attention.dequantize_cache(x.codes[:1], cache_dtype, x.scale[:1], None if x.zero is None else x.zero[:1])
+        for x in (k4, v4)
+    ]
+    wants[cache_dtype] = exact(q, *values)
+    options = {"k_scale": k4.scale, "v_scale": v4.scale, "k_zero": k4.zero, "v_zero": v4.zero}
+    return lambda: flash_attention.attention_over_cache(q, k4.codes, v4.codes, cache_dtype=cache_dtype, **options)
+
+
 def contestants(q, k, v, pages):
     """{name: call}; what cannot run here is left out."""
     lengths = torch.full((q.shape[0],), k.shape[1], dtype=torch.int32, device=q.device)
@@ -110,10 +123,11 @@ def measured(shape, arguments, timer):
     make = {"device": arguments.device, "dtype": DTYPES[arguments.dtype]}
     q = torch.randn(batch, arguments.queries, heads, arguments.head_dim, **make)
     k, v = (torch.randn(batch, keys, heads_kv, arguments.head_dim, **make) for _ in range(2))
-    calls, want = contestants(q, k, v, arguments.pages), exact(q, k, v)
+    calls, want, wants = contestants(q, k, v, arguments.pages), exact(q, k, v), {}
+    calls |= {name: in_four_bits(q, k, v, name, wants) for name in arguments.caches}
     for name, call in list(calls.items()):
         try:
-            error = (call()[:1].double() - want).abs().max().item()
+            error = (call()[:1].double() - wants.get(name, want)).abs().max().item()
         except RuntimeError as reason:  # cuDNN has no kernel for some shapes
             print(f"  {name}: {str(reason).splitlines()[0]}")
             del calls[name]
@@ -160,6 +174,7 @@ def main():
     parser.add_argument("--head-dim", type=int, default=128)
     parser.add_argument("--dtype", default="bfloat16", choices=DTYPES)
     parser.add_argument("--pages", type=int, nargs="*", default=[16, 64])
+    parser.add_argument("--caches", nargs="*", default=[], choices=("nvfp4", "mxfp4", "int4"), help="keys of 4 bits, too")
     parser.add_argument("--seconds", type=float, default=0.15, help="of samples for each entry")
     command.add_json(parser)
     arguments = parser.parse_args()

@@ -113,9 +113,13 @@ double Measurement::flops_per_second() const {
 double Measurement::kv_bytes_per_second() const {
   const std::int64_t width = problem.head_dim + (problem.head_dim_v != 0 ? problem.head_dim_v : problem.head_dim);
   const auto elements = static_cast<double>(problem.batch * problem.seq_kv * problem.heads_kv * width);
-  return timing.samples
-             ? elements * static_cast<double>(size_of(problem.kv_dtype.value_or(problem.dtype))) / timing.median_s
-             : 0;
+  const Dtype dtype = problem.kv_dtype.value_or(problem.dtype);
+  double bytes = elements * static_cast<double>(size_of(dtype));
+  if (has_groups(dtype)) {
+    const double of_group = dtype == Dtype::int4 ? 2.0 * static_cast<double>(size_of(problem.dtype)) : 1;
+    bytes = elements / 2 + elements / static_cast<double>(columns_of_group(dtype, problem.kv_group)) * of_group;
+  }
+  return timing.samples ? bytes / timing.median_s : 0;
 }
 
 double Measurement::extra_bytes() const {

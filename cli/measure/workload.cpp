@@ -55,6 +55,39 @@ Array random_codes(Device device, Dtype dtype, std::int64_t count, std::uint64_t
   return array;
 }
 
+/// Two codes of 4 bits in a byte.
+Array random_bytes(Device device, std::int64_t count, std::uint64_t seed) {
+  Array array(device, static_cast<std::size_t>(count));
+  for (std::int64_t i = 0; i < count; ++i)
+    static_cast<std::uint8_t*>(array.host())[i] = static_cast<std::uint8_t>(next_random(seed) >> 56);
+  array.upload();
+  return array;
+}
+
+/// Scales of groups with which such codes are numbers of about one.
+Array scales_of_groups(Device device, const Problem& problem, std::int64_t count, std::uint64_t seed) {
+  const bool integers = problem.kv_dtype == Dtype::int4;
+  Array array(device, static_cast<std::size_t>(count) * (integers ? size_of(problem.dtype) : 1));
+  for (std::int64_t i = 0; i < count; ++i) {
+    const auto part = static_cast<int>(next_random(seed) >> 62);
+    if (integers) {
+      store(array.host(), problem.dtype, i, 0.15f + 0.05f * static_cast<float>(part));
+    } else {
+      static_cast<std::uint8_t*>(array.host())[i] =
+          static_cast<std::uint8_t>(problem.kv_dtype == Dtype::nvfp4 ? 0x28 + part : 124 + part % 2);
+    }
+  }
+  array.upload();
+  return array;
+}
+
+Array equal_zeros(Device device, const Problem& problem, std::int64_t count) {
+  Array array(device, static_cast<std::size_t>(count) * size_of(problem.dtype));
+  for (std::int64_t i = 0; i < count; ++i) store(array.host(), problem.dtype, i, -1.625f);
+  array.upload();
+  return array;
+}
+
 /// Between 1 and 2.
 Array random_scales(Device device, std::int64_t count, std::uint64_t seed) {
   Array array(device, static_cast<std::size_t>(count) * sizeof(float));
@@ -132,6 +165,10 @@ Buffers Workload::buffers() const {
   buffers.key_list = static_cast<const std::int32_t*>(key_list.device());
   buffers.k_scale = static_cast<const float*>(k_scale.device());
   buffers.v_scale = static_cast<const float*>(v_scale.device());
+  buffers.k_group_scale = k_groups.device();
+  buffers.v_group_scale = v_groups.device();
+  buffers.k_group_zero = k_zeros.device();
+  buffers.v_group_zero = v_zeros.device();
   buffers.q_scale = static_cast<const float*>(q_scale.device());
   buffers.alibi_slopes = static_cast<const float*>(alibi_slopes.device());
   buffers.dout = dout.device();
@@ -142,8 +179,8 @@ Buffers Workload::buffers() const {
 }
 
 std::vector<const Array*> Workload::arrays() const {
-  return {&q,       &k,          &v,          &out,      &lse,  &alibi_slopes, &q_scale, &k_scale,
-          &v_scale, &page_table, &seqused_kv, &key_list, &dout, &dq,           &dk,      &dv,   &out_tangent};
+  return {&q,        &k,    &v,  &out, &lse, &alibi_slopes, &q_scale,  &k_scale,  &v_scale, &page_table, &seqused_kv,
+          &key_list, &dout, &dq, &dk,  &dv,  &out_tangent,  &k_groups, &v_groups, &k_zeros, &v_zeros};
 }
 
 Workload make_workload(const Problem& problem, const Options& options, bool with_backward) {
@@ -161,12 +198,24 @@ Workload make_workload(const Problem& problem, const Options& options, bool with
 
   work.q = problem.q_dtype ? random_codes(device, *problem.q_dtype, q_rows * problem.head_dim, 1)
                            : random_array(device, dtype, q_rows * problem.head_dim, 1);
+  const bool groups = problem.kv_dtype && has_groups(*problem.kv_dtype);
   const auto keys = [&](std::int64_t count, std::uint64_t seed) {
+    if (groups) return random_bytes(device, count / 2, seed);
     return problem.kv_dtype ? random_codes(device, *problem.kv_dtype, count, seed)
                             : random_array(device, dtype, count, seed);
   };
   work.k = keys(kv_rows * problem.head_dim, 2);
   work.v = keys(kv_rows * dim_v, 3);
+  if (groups) {
+    const std::int64_t group = columns_of_group(*problem.kv_dtype, problem.kv_group);
+    const std::int64_t of_k = kv_rows * problem.head_dim / group, of_v = kv_rows * dim_v / group;
+    work.k_groups = scales_of_groups(device, problem, of_k, 10);
+    work.v_groups = scales_of_groups(device, problem, of_v, 11);
+    if (problem.kv_dtype == Dtype::int4) {
+      work.k_zeros = equal_zeros(device, problem, of_k);
+      work.v_zeros = equal_zeros(device, problem, of_v);
+    }
+  }
   if (problem.kv_scales != ScaleKind::none) {
     const std::int64_t count = problem.kv_scales == ScaleKind::tensor ? 1
                                : problem.kv_scales == ScaleKind::head ? problem.batch * problem.heads_kv

@@ -13,6 +13,7 @@ struct Workload {
   Options options;
   Array q, k, v, out, lse, alibi_slopes;
   Array q_scale, k_scale, v_scale;  ///< of 8-bit Q, K and V
+  Array k_groups, v_groups, k_zeros, v_zeros;  ///< of 4-bit K and V
   Array page_table, seqused_kv;     ///< where the problem has them: pages in no order, all keys in use
   Array key_list;                   ///< where the problem has it: different entries, in no order
   Array dout, dq, dk, dv;           ///< empty without a backward pass

@@ -29,9 +29,11 @@ Precision precision_from(std::string_view text) {
 Dtype narrow_dtype_from(const char* flag, std::string_view text) {
   if (text == "e4m3" || text == "float8_e4m3") return Dtype::float8_e4m3;
   if (text == "e5m2" || text == "float8_e5m2") return Dtype::float8_e5m2;
-  if (text == "int8") return Dtype::int8;
-  throw Error(ErrorCode::invalid_argument,
-              "--" + std::string(flag) + ": got '" + std::string(text) + "', allowed: e4m3, e5m2, int8");
+  for (const Dtype dtype : {Dtype::int8, Dtype::nvfp4, Dtype::mxfp4, Dtype::int4}) {
+    if (text == to_string(dtype)) return dtype;
+  }
+  throw Error(ErrorCode::invalid_argument, "--" + std::string(flag) + ": got '" + std::string(text) +
+                                               "', allowed: e4m3, e5m2, int8, nvfp4, mxfp4, int4");
 }
 
 ScaleKind scales_from(const char* flag, std::string_view text) {
@@ -226,12 +228,16 @@ const ProblemFlag flag_table[] = {
     {{"alibi", "", "linear distance penalty with the usual slopes 2^(-8 h / heads)"},
      [](Problem& p, const Arguments& a) { p.alibi = a.on("alibi"); },
      [](const Problem& p) { return Text(p.alibi ? ", alibi" : ""); }},
-    {{"kv-dtype", "T", "K and V in 8 bits: e4m3, e5m2 or int8 [= --dtype]"},
+    {{"kv-dtype", "T", "K and V in 8 bits: e4m3, e5m2 or int8; in 4: nvfp4, mxfp4 or int4 [= --dtype]"},
      [](Problem& p, const Arguments& a) {
        if (a.given("kv-dtype")) p.kv_dtype = narrow_dtype_from("kv-dtype", a.text("kv-dtype"));
      },
      [](const Problem& p) { return p.kv_dtype ? ", keys of " + Text(to_string(*p.kv_dtype)) : Text(); }},
-    {{"kv-scales", "S", "of 8-bit K and V: none, tensor, head (of each sequence) or token", "none"},
+    {{"kv-group", "N", "columns that share a scale, of int4: 32, 64 or 128; 0 = those of the format", "0"},
+     [](Problem& p, const Arguments& a) { p.kv_group = a.integer("kv-group", 0); },
+     [](const Problem& p) { return p.kv_group != 0 ? format(" in groups of %lld", whole(p.kv_group)) : Text(); }},
+    {{"kv-scales", "S", "of 8-bit K and V: none, tensor, head (of each sequence) or token; of nvfp4: none or tensor",
+      "none"},
      [](Problem& p, const Arguments& a) { p.kv_scales = scales_from("kv-scales", a.text("kv-scales")); },
      [](const Problem& p) {
        return p.kv_scales != ScaleKind::none ? ", scales of " + Text(to_string(p.kv_scales)) : Text();
