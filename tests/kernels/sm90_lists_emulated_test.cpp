@@ -2,6 +2,7 @@
 // for each head.
 #include <algorithm>
 
+#include "emulator/checks/paths.h"
 #include "kernels/emulated.h"
 
 namespace flash_attention::testing {
@@ -128,6 +129,17 @@ TEST_P(TiledListGradients, BackwardSm90) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Bfloat16, TiledListGradients, ::testing::ValuesIn(tiled_gradient_cases()), case_name);
+
+/// Bits of lists are read in both passes: the covering arrays of tests/fuzz have no lists for these kernels.
+TEST(TiledListPaths, AreTaken) {
+  const std::vector<Case> cases = tiled_list_cases();
+  const Case& c = *std::ranges::find(cases, "group_of_7", &Case::name);
+  check_sm90(c, "forward/sm90", Pass::forward, 2);
+  check_sm90(c, "backward/sm90", Pass::backward, 2);
+  emulator::set_num_sms(0);
+  EXPECT_TRUE(emulator::paths_taken().contains("mask/list_map bits read by forward/sm90"));
+  EXPECT_TRUE(emulator::paths_taken().contains("mask/list_map bits read by backward/sm90"));
+}
 
 /// What it leaves to others, and how rows of a tile are chosen.
 TEST(TiledListsPlan, Chooses) {

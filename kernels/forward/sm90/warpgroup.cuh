@@ -191,7 +191,7 @@ __device__ __forceinline__ void load_words(W& wg, const ScoreMath<W::config>& ma
   }
   if constexpr (S::list_bits) {
     if (!at.masked()) return;
-    ptx::path<"forward/sm90 rows that do not list a block">();
+    ptx::path<"mask/list_map bits read by forward/sm90">();
     const int row = ptx::hide_from_compiler(math.row), last_row = math.score.len_q - 1;
 #pragma unroll
     for (int r = 0; r < 2; ++r)

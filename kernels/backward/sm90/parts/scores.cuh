@@ -231,6 +231,7 @@ struct ScoreMath {
   __device__ __forceinline__ void mark_unlisted(Marks& marks) const {
     static_assert(features.list_bits % columns == 0);
     if (!edge) return;
+    ptx::path<"mask/list_map bits read by backward/sm90">();
     const int block = kv_begin / features.list_bits, last_row = score.len_q - 1;
 #pragma unroll
     for (int i = 0; i < count; i += 4) {
