@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "cli/output/format.h"
 #include "cli/output/report.h"
 
 namespace flash_attention::cli {

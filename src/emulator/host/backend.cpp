@@ -43,7 +43,7 @@ class EmulatedKernel final : public Kernel {
       LaunchShape shape = shape_of(plan.launches[i]);
       shape.programmatic_launch = plan.launches[i].programmatic_launch && i > first;
       shape.workspace = options.workspace, shape.workspace_bytes = plan.workspace_bytes;
-      run_grid(*modules_[i], shape, &args, {.seed = seed()});
+      run_grid(*modules_[i], shape, &args, {.seed = seed(), .unit = plan.launches[i].unit});
     }
   }
 

@@ -21,6 +21,7 @@ std::shared_ptr<const Module> load_module(const jit::Unit& unit);
 struct RunOptions {
   std::uint64_t seed = 0;
   int workers = 0;  // OS threads; 0: one for each core
+  std::string unit{};  // the file of the kernel, for records
 };
 
 /// Runs every block of the grid. `argument` is the kernel's parameter. Throws Error(device_failed) with the kernel,

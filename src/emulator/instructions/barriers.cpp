@@ -1,8 +1,7 @@
-#include "emulator/instructions/table.h"
-
 #include <string>
 #include <utility>
 
+#include "emulator/instructions/table.h"
 #include "emulator/machine/scheduler.h"
 
 namespace flash_attention::emulator {
@@ -30,11 +29,13 @@ void barrier(int id, int threads, bool wait) {
   }
   if (wait && thread.view.lane == 0) ++scheduler.counters().barrier_waits;
   scheduler.races().release(thread, barrier.known);
+  if (block.recorder) block.recorder->barrier(thread, id, wait);
   if (++barrier.arrived < barrier.expected) {
     if (wait) scheduler.suspend(Wait::barrier, static_cast<std::uint32_t>(id));
     return;
   }
   barrier.arrived = 0;
+  if (block.recorder) block.recorder->barrier_completed(id);
   if (wait) scheduler.races().acquire(thread, barrier.known);
   for (Thread& other : block.threads) {
     if (other.state == State::waiting && other.wait == Wait::barrier && other.wait_key == static_cast<std::uint32_t>(id)) {
@@ -55,12 +56,14 @@ void cluster_barrier(bool wait) {
     thread.cluster_arrived = false;
     if (thread.cluster_phase == scheduler.cluster_phase) scheduler.suspend(Wait::cluster_barrier, thread.cluster_phase);
     scheduler.races().acquire(thread, scheduler.cluster_passed);
+    if (thread.block->recorder) thread.block->recorder->cluster_barrier(thread, thread.cluster_phase, true);
     return;
   }
   if (thread.cluster_arrived) scheduler.fail("has come twice without cluster_wait");
   thread.cluster_arrived = true;
   thread.cluster_phase = scheduler.cluster_phase;
   scheduler.races().release(thread, scheduler.cluster_known);
+  if (thread.block->recorder) thread.block->recorder->cluster_barrier(thread, thread.cluster_phase, false);
   if (++scheduler.cluster_arrived < scheduler.shape().block * scheduler.shape().cluster) return;
   scheduler.cluster_arrived = 0;
   scheduler.cluster_passed = std::exchange(scheduler.cluster_known, {});

@@ -149,6 +149,15 @@ void bulk_load(const BulkOperand& operand) {
     scheduler.races().bulk_load_writes(scheduler.running(), order, {&block, transfer.shared.offset}, transfer.bytes);
     require_no_open_stores(block.shared, transfer);
   }
+  if (Recorder* recorder = scheduler.running().block->recorder.get()) {
+    const auto offset = static_cast<std::uint32_t>(barrier.offset);
+    recorder->add(scheduler.running(), {.kind = EventKind::bulk_load,
+                                        .place = {barrier.block->rank, static_cast<std::uint32_t>(transfer.shared.offset)},
+                                        .number = barrier.block->recorder->phase(offset),
+                                        .amount = static_cast<std::uint32_t>(transfer.bytes),
+                                        .targets = multicast,
+                                        .barrier = offset});
+  }
   scheduler.async().start_signalling([transfer, barrier, multicast, &scheduler] {
     std::vector<unsigned char> box(transfer.bytes);
     read_global(transfer, box.data());
@@ -180,14 +189,30 @@ void bulk_store(const BulkOperand& operand) {
     read->finish();
     write_global(transfer, box->data());
   });
-  scheduler.running().bulk.open.push_back(std::move(store));
+  Thread& thread = scheduler.running();
+  thread.bulk.open.push_back(std::move(store));
+  if (thread.block->recorder) {
+    const auto bytes = static_cast<std::uint32_t>(transfer.bytes);
+    thread.block->recorder->add(thread, {.kind = EventKind::bulk_store, .amount = bytes}, true);
+  }
 }
 
-void bulk_commit() { Scheduler::current().running().bulk.commit(); }
+void bulk_commit() {
+  Thread& thread = Scheduler::current().running();
+  thread.bulk.commit();
+  if (thread.block->recorder) thread.block->recorder->add(thread, {.kind = EventKind::bulk_commit}, true);
+}
 
 void bulk_wait(int pending, bool read) {
   Scheduler& scheduler = Scheduler::current();
-  BulkGroups& groups = scheduler.running().bulk;
+  Thread& thread = scheduler.running();
+  if (thread.block->recorder) {
+    thread.block->recorder->add(
+        thread,
+        {.kind = read ? EventKind::bulk_wait_read : EventKind::bulk_wait, .amount = static_cast<std::uint32_t>(pending)},
+        true);
+  }
+  BulkGroups& groups = thread.bulk;
   const std::size_t finished =
       groups.committed.size() - std::min(groups.committed.size(), static_cast<std::size_t>(pending));
   for (std::size_t i = 0; i < finished; ++i) {

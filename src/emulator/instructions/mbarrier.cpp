@@ -43,6 +43,7 @@ void complete_phase(const SharedPlace& place, State64 state) {
   }
   write_state(place, state);
   if (!complete) return;
+  if (place.block->recorder) place.block->recorder->phase_completed(static_cast<std::uint32_t>(place.offset));
   Races& races = Scheduler::current().races();
   races.complete_phase(races.mbarrier(*place.block, place.offset));
   const std::uint32_t address = static_cast<std::uint32_t>(place.offset) + shared_window;
@@ -93,6 +94,13 @@ void mbarrier_arrive(unsigned address, int arrivals, int bytes) {
   Races& races = scheduler.races();
   races.read(scheduler.running(), place, 8);  // it has been initialised
   races.release(scheduler.running(), races.mbarrier(*place.block, place.offset).arrived);
+  if (Recorder* recorder = scheduler.running().block->recorder.get()) {
+    const auto offset = static_cast<std::uint32_t>(place.offset);
+    recorder->add(scheduler.running(), {.kind = EventKind::mbarrier_arrive,
+                                        .place = {place.block->rank, offset},
+                                        .number = place.block->recorder->phase(offset),
+                                        .amount = static_cast<std::uint32_t>(arrivals)});
+  }
   complete_phase(place, state);
 }
 
@@ -131,6 +139,7 @@ void mbarrier_wait(unsigned address, unsigned parity) {
   const SharedPlace place = locate(address, 8, 8);
   scheduler.races().read(thread, place, 8);
   scheduler.races().acquire(thread, scheduler.races().mbarrier(*place.block, place.offset).completed);
+  if (thread.block->recorder) thread.block->recorder->mbarrier_wait(thread, static_cast<std::uint32_t>(place.offset));
 }
 
 void mbarrier_init_fence() {

@@ -59,6 +59,10 @@ void access_global(Access access, const void* address, int bytes) {
   }
   if (counting_accesses()) count_access(__builtin_return_address(0), value, bytes, true);
   require_launch_before(address, access != Access::load_global);
+  if (Recorder* recorder = scheduler.running().block->recorder.get()) {
+    Work& work = recorder->work(scheduler.running());
+    (access == Access::load_global ? work.load_bytes : work.store_bytes) += static_cast<std::uint64_t>(bytes);
+  }
   Races& races = scheduler.races();
   if (access == Access::load_global) races.read_global(scheduler.running(), address, bytes);
   if (access == Access::store_global) races.write_global(scheduler.running(), address, bytes);
@@ -70,6 +74,8 @@ unsigned char* access_shared(Access access, unsigned address, int bytes, const v
   scheduler.running().doing = name_of(access);
   const SharedPlace place = locate(address, static_cast<std::size_t>(bytes), static_cast<std::size_t>(bytes));
   if (counting_accesses()) count_access(__builtin_return_address(0), address, bytes, false);
+  if (Recorder* recorder = scheduler.running().block->recorder.get())
+    recorder->work(scheduler.running()).shared_bytes += static_cast<std::uint64_t>(bytes);
   maybe_yield(scheduler);
   const auto size = static_cast<std::size_t>(bytes);
   if (access == Access::load_shared)
@@ -109,6 +115,7 @@ void copy_async(unsigned shared, const void* global, int bytes, int valid) {
     std::memset(place.generic() + valid, 0, static_cast<std::size_t>(bytes - valid));
   });
   thread.copies.open.push_back({task, number});
+  if (thread.block->recorder) thread.block->recorder->work(thread).copy_bytes += static_cast<std::uint64_t>(valid);
 }
 
 void store_async(unsigned address, const void* value, int bytes, unsigned barrier) {
@@ -122,6 +129,15 @@ void store_async(unsigned address, const void* value, int bytes, unsigned barrie
   Races& races = scheduler.races();
   races.read(thread, counter, 8);  // it has been initialised
   races.bulk_load_writes(thread, races.mbarrier(*counter.block, counter.offset), place, size);
+  if (thread.block->recorder) {
+    const auto offset = static_cast<std::uint32_t>(counter.offset);
+    thread.block->recorder->add(thread, {.kind = EventKind::store_async,
+                                         .place = {counter.block->rank, offset},
+                                         .number = counter.block->recorder->phase(offset),
+                                         .amount = static_cast<std::uint32_t>(bytes),
+                                         .targets = 1u << counter.block->rank,
+                                         .barrier = offset});
+  }
   const auto* from = static_cast<const unsigned char*>(value);
   scheduler.async().start_signalling([place, counter, size, stored = std::vector(from, from + size)] {
     if (place.block->alive == 0)
@@ -131,11 +147,20 @@ void store_async(unsigned address, const void* value, int bytes, unsigned barrie
   });
 }
 
-void copy_async_commit() { Scheduler::current().running().copies.commit(); }
+void copy_async_commit() {
+  Thread& thread = Scheduler::current().running();
+  thread.copies.commit();
+  if (thread.block->recorder) thread.block->recorder->add(thread, {.kind = EventKind::copy_commit}, true);
+}
 
 void copy_async_wait(int pending) {
   Scheduler& scheduler = Scheduler::current();
-  CopyGroups& copies = scheduler.running().copies;
+  Thread& thread = scheduler.running();
+  if (thread.block->recorder) {
+    thread.block->recorder->add(thread, {.kind = EventKind::copy_wait, .amount = static_cast<std::uint32_t>(pending)},
+                                true);
+  }
+  CopyGroups& copies = thread.copies;
   while (static_cast<int>(copies.committed.size()) > pending) {
     for (const Copy& copy : copies.committed.front()) {
       copy.task->finish();

@@ -81,6 +81,41 @@ void perform(WarpOp op, void* const* operands, int lanes) {
   }
 }
 
+/// What the warp did together counts for the lane that came last.
+void record(Recorder& recorder, const Thread& thread, WarpOp op, const void* operand) {
+  recorder.meet(thread);
+  Work& work = recorder.work(thread);
+  constexpr std::uint64_t tile_bytes = 128, fragment_bytes = 512;
+  switch (op) {
+    case WarpOp::ldmatrix:
+    case WarpOp::stmatrix: {
+      const auto tiles = static_cast<std::uint64_t>(static_cast<const MatrixMoveOperand*>(operand)->count);
+      work.shared_bytes += tiles * tile_bytes, ++work.warp_instructions;
+      break;
+    }
+    case WarpOp::mma: {
+      const MatrixType type = static_cast<const MultiplyOperand*>(operand)->type;
+      const int k = type == MatrixType::tf32 ? 8 : type == MatrixType::e4m3 || type == MatrixType::e5m2 ? 32 : 16;
+      work.mma_flops += static_cast<std::uint64_t>(2 * 16 * 8 * k), ++work.warp_instructions;
+      break;
+    }
+    case WarpOp::wmma_load:
+    case WarpOp::wmma_store:
+      work.shared_bytes += fragment_bytes, ++work.warp_instructions;
+      break;
+    case WarpOp::wmma_multiply:
+      work.mma_flops += 2 * 16 * 16 * 16, work.warp_instructions += 2;
+      break;
+    case WarpOp::shuffle:
+    case WarpOp::vote:
+    case WarpOp::elect:
+      ++work.warp_instructions;
+      break;
+    case WarpOp::sync:
+      break;
+  }
+}
+
 }  // namespace
 
 const char* name_of(WarpOp op) {
@@ -125,6 +160,7 @@ void warp_op(WarpOp op, void* operand) {
   if (++warp.arrived < lanes) return scheduler.suspend(Wait::warp, 0);
   perform(op, warp.operands, lanes);
   if (op == WarpOp::sync) scheduler.races().sync(warp);
+  if (thread.block->recorder) record(*thread.block->recorder, thread, op, operand);
   warp.arrived = 0;
   for (Thread* lane : warp.lanes) {
     if (lane != &thread) scheduler.wake(*lane);

@@ -1,11 +1,10 @@
-#include "emulator/instructions/table.h"
-
 #include <algorithm>
 #include <bit>
 #include <cstring>
 #include <string>
 
 #include "emulator/instructions/convert.h"
+#include "emulator/instructions/table.h"
 #include "emulator/instructions/wgmma_product.h"
 #include "emulator/machine/address.h"
 #include "emulator/machine/scheduler.h"
@@ -112,6 +111,12 @@ void wgmma(const WgmmaOperand& operand) {
     state.operands.push_back(kept);
   }
   entry->end = ++state.ops;
+  if (thread.block->recorder) {
+    thread.block->recorder->add(thread, {.kind = EventKind::wgmma,
+                                         .number = static_cast<std::int64_t>(state.ops),
+                                         .amount = static_cast<std::uint32_t>(operand.n),
+                                         .a_in_shared = operand.a_registers == nullptr});
+  }
   if (t % 32 == 0) {
     if (op.known.empty()) op.known = thread.known;
     meet(op.known, thread.known);
@@ -138,12 +143,17 @@ void wgmma_commit() {
   Thread& thread = Scheduler::current().running();
   thread.doing = "wgmma_commit";
   thread.wgmma.commits.push_back(thread.wgmma.ops);
+  if (thread.block->recorder) thread.block->recorder->add(thread, {.kind = EventKind::wgmma_commit}, true);
 }
 
 void wgmma_wait(int pending) {
   Scheduler& scheduler = Scheduler::current();
   Thread& thread = scheduler.running();
   thread.doing = "wgmma_wait";
+  if (thread.block->recorder) {
+    thread.block->recorder->add(thread, {.kind = EventKind::wgmma_wait, .amount = static_cast<std::uint32_t>(pending)},
+                                true);
+  }
   WarpgroupThread& state = thread.wgmma;
   Warpgroup& warpgroup = warpgroup_of(thread);
   state.fenced = false;

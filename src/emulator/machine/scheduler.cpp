@@ -38,7 +38,7 @@ Scheduler::Scheduler(const EntryPoints& entry, const LaunchShape& shape, const v
 
 Scheduler::~Scheduler() { leave_stacks(std::move(stacks_)); }
 
-void Scheduler::prepare(std::int64_t index) {
+void Scheduler::prepare(std::int64_t index, bool recorded) {
   random_ = Random(seed_ * 1000003 + static_cast<std::uint64_t>(index));
   async_.reset();
   failure_.clear();
@@ -62,6 +62,7 @@ void Scheduler::prepare(std::int64_t index) {
     block.alive = shape_.block;
     block.registers_free = 0;
     block.hidden_mbarriers.clear();
+    block.recorder = recorded ? std::make_unique<Recorder>(rank, (shape_.block + 31) / 32) : nullptr;
     block.threads = std::vector<Thread>(static_cast<std::size_t>(shape_.block));
     block.warps.assign(static_cast<std::size_t>((shape_.block + 31) / 32), Warp{});
     block.warpgroups.clear();
@@ -78,7 +79,7 @@ void Scheduler::prepare(std::int64_t index) {
                      static_cast<unsigned>(shape_.cluster),
                      block.shared.generic(),
                      static_cast<unsigned>(shape_.shared_bytes),
-                     &counters_.fma_flops};
+                     recorded ? block.recorder->arithmetic(i) : &arithmetic_};
       thread.block = &block;
       thread.warp = &block.warps[static_cast<std::size_t>(i / 32)];
       thread.warp->lanes.push_back(&thread);
@@ -200,11 +201,11 @@ void Scheduler::note_idle() {
   if (now != idle_since_ms_) std::this_thread::sleep_for(std::chrono::microseconds(50));
 }
 
-std::string Scheduler::run_cluster(std::int64_t index) {
+std::string Scheduler::run_cluster(std::int64_t index, std::vector<BlockRecord>* record) {
   current_scheduler = this;
   slot_ = entry_.thread_slot();
   main_stack_ = current_stack();
-  prepare(index);
+  prepare(index, record != nullptr);
   if (setjmp(in_task_) != 0) failure_ = "an asynchronous copy " + describe_fault();
   std::uint32_t steps = 0;
   while (alive_ > 0 && failure_.empty()) {
@@ -219,7 +220,14 @@ std::string Scheduler::run_cluster(std::int64_t index) {
       failure_ = deadlock_report();
     }
   }
-  return finish();
+  std::string wrong = finish();
+  if (record != nullptr) {
+    for (Block& block : blocks_) {
+      record->push_back(block.recorder->finish(arithmetic_));
+      record->back().index = {block.index.x, block.index.y, block.index.z};
+    }
+  }
+  return wrong;
 }
 
 std::string Scheduler::finish() {

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -16,6 +17,7 @@
 #include "emulator/machine/shared_memory.h"
 #include "emulator/machine/warpgroup.h"
 #include "emulator/runtime/interface.h"
+#include "emulator/trace/recorder.h"
 
 namespace flash_attention::emulator {
 
@@ -81,6 +83,7 @@ struct Block {
   std::map<std::size_t, int> hidden_mbarriers;  // offset and thread: initialised, but not yet fenced for the async proxy
   int registers_free = 0;                       // in the pool of setmaxnreg
   int registers_at_entry = 0;
+  std::unique_ptr<Recorder> recorder;  // null: this block is not recorded
 };
 
 struct LaunchShape {
@@ -108,8 +111,9 @@ class Scheduler {
   ~Scheduler();
   Scheduler(const Scheduler&) = delete;
 
-  /// Runs cluster `index` of the grid to its end. Returns what went wrong; empty if nothing did.
-  std::string run_cluster(std::int64_t index);
+  /// Runs cluster `index` of the grid to its end. Returns what went wrong; empty if nothing did. If `record` is not null,
+  /// the records of its blocks are added to it.
+  std::string run_cluster(std::int64_t index, std::vector<BlockRecord>* record = nullptr);
 
   /// The scheduler of this OS thread, and its running thread.
   static Scheduler& current();
@@ -138,7 +142,10 @@ class Scheduler {
   AsyncEngine& async() { return async_; }
   Random& random() { return random_; }
   Races& races() { return races_; }
-  Counters& counters() { return counters_; }
+  Counters& counters() {
+    counters_.fma_flops = arithmetic_.fma_flops;
+    return counters_;
+  }
   const LaunchShape& shape() const { return shape_; }
   std::uint64_t seed() const { return seed_; }
   int cluster_arrived = 0;  // threads at the cluster's barrier
@@ -152,7 +159,7 @@ class Scheduler {
 
  private:
   static void thread_main();
-  void prepare(std::int64_t index);
+  void prepare(std::int64_t index, bool recorded);
   void run_warp(Warp& warp);
   Warp* pick_warp();
   Thread* next_lane();
@@ -171,6 +178,7 @@ class Scheduler {
   AsyncEngine async_;
   Races races_;
   Counters counters_;
+  Arithmetic arithmetic_{};  // of blocks that are not recorded, and the sum of those that were
   std::vector<Block> blocks_;
   std::vector<FiberStack> stacks_;
   const ThreadView** slot_ = nullptr;

@@ -9,6 +9,13 @@ struct Index3 {
   unsigned x, y, z;
 };
 
+/// Arithmetic of single lanes, as the wrappers count it.
+struct Arithmetic {
+  unsigned long fma_flops;  // two for each ptx::fma
+  unsigned long special;    // exponentials, logarithms, reciprocals, roots, tanh
+  unsigned long simple;     // maxima, minima, products, conversions to 16 bits
+};
+
 /// The facts that a CUDA thread can read about itself.
 struct ThreadView {
   Index3 thread, block, block_dim, grid_dim;
@@ -17,7 +24,7 @@ struct ThreadView {
   unsigned cluster_size;
   unsigned char* shared;  // the block's shared memory
   unsigned shared_bytes;
-  unsigned long* fma_flops;  // counts the FLOPs of the block
+  Arithmetic* arithmetic;
 };
 
 /// Shared addresses begin here: 0 is never valid, and tiles that are aligned in memory are aligned in addresses.

@@ -2,6 +2,7 @@
 
 #include "support/cases/contract.h"
 #include "support/cases/make_case.h"
+#include "support/oracle/pages.h"
 #include "support/oracle/tensors.h"
 
 namespace flash_attention::testing {

@@ -70,6 +70,7 @@ inline half from_float<half>(float value) {
 template <abi::Type type>
 inline unsigned pack(float low, float high) {
   static_assert(type != abi::Type::float32, "only 16-bit elements are packed");
+  ++emulator::thread->arithmetic->simple;
   return from_float<Element<type>>(low).bits | static_cast<unsigned>(from_float<Element<type>>(high).bits) << 16;
 }
 

@@ -20,20 +20,39 @@ inline float units_off(float exact, int units) {
   return (__builtin_bit_cast(unsigned, off) >> 23 & 0xff) == exponent ? off : exact;
 }
 
-inline float exp2(float x) { return flush_subnormal(units_off(__builtin_exp2f(flush_subnormal(x)), 2 * direction_of(x))); }
+inline void count_special() { ++emulator::thread->arithmetic->special; }
+inline void count_simple() { ++emulator::thread->arithmetic->simple; }
+
+inline float exp2(float x) {
+  count_special();
+  return flush_subnormal(units_off(__builtin_exp2f(flush_subnormal(x)), 2 * direction_of(x)));
+}
 inline float log2(float x) {
+  count_special();
   const float exact = __builtin_log2f(x);
   if (exact != 0 && exact > -1 && exact < 1) return exact + 0x1p-22f * static_cast<float>(direction_of(x));
   return units_off(exact, direction_of(x));
 }
-inline float reciprocal(float x) { return flush_subnormal(units_off(1.0f / flush_subnormal(x), direction_of(x))); }
+inline float reciprocal(float x) {
+  count_special();
+  return flush_subnormal(units_off(1.0f / flush_subnormal(x), direction_of(x)));
+}
 inline float fma(float x, float y, float z) {
-  *emulator::thread->fma_flops += 2;
+  emulator::thread->arithmetic->fma_flops += 2;
   return __builtin_fmaf(x, y, z);
 }
-inline float multiply(float x, float y) { return x * y; }
-inline float max(float x, float y) { return __builtin_fmaxf(x, y); }
-inline float max_or_nan(float x, float y) { return x != x || y != y ? __builtin_nanf("") : __builtin_fmaxf(x, y); }
+inline float multiply(float x, float y) {
+  count_simple();
+  return x * y;
+}
+inline float max(float x, float y) {
+  count_simple();
+  return __builtin_fmaxf(x, y);
+}
+inline float max_or_nan(float x, float y) {
+  count_simple();
+  return x != x || y != y ? __builtin_nanf("") : __builtin_fmaxf(x, y);
+}
 inline float min_or_nan(float x, float y) { return x != x || y != y ? __builtin_nanf("") : __builtin_fminf(x, y); }
 inline float min(float x, float y) { return __builtin_fminf(x, y); }
 inline float abs(float x) { return __builtin_fabsf(x); }
