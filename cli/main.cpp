@@ -12,8 +12,9 @@
 namespace flash_attention::cli {
 namespace {
 
-const Verb* const verbs[] = {&run_verb,    &bench_verb,  &tune_verb,    &plan_verb,   &doctor_verb, &compile_verb, &cache_verb,
-                             &primer_verb, &ladder_verb, &profile_verb, &report_verb, &stress_verb,  &generate_verb};
+const Verb* const verbs[] = {&run_verb,     &bench_verb,  &tune_verb,   &plan_verb,    &doctor_verb,
+                             &compile_verb, &cache_verb,  &primer_verb, &ladder_verb,  &profile_verb,
+                             &trace_verb,   &report_verb, &stress_verb, &generate_verb};
 
 void print_overview(std::FILE* file) {
   std::fprintf(file, "flash-attention %s: exact attention in O(seq) memory.\n\nVerbs:\n", FLASH_ATTENTION_VERSION);

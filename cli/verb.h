@@ -36,6 +36,7 @@ extern const Verb report_verb;
 extern const Verb stress_verb;
 extern const Verb generate_verb;
 extern const Verb tune_verb;
+extern const Verb trace_verb;
 
 /// In the order in which the command lists them.
 std::span<const Verb* const> all_verbs();

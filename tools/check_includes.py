@@ -67,6 +67,7 @@ ALLOWED_FILES = {
         "src/cuda/memory.h",
         "src/emulator/checks/counters.h",
         "src/emulator/host/seed.h",
+        "src/emulator/trace/timeline.h",
         "src/jit/embedded.h",
         "src/support/json.h",
         "src/support/json_value.h",
