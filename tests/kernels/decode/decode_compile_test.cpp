@@ -113,7 +113,7 @@ TEST_P(DecodeCompile, WithoutSpills) {
     for (const Dtype dtype : {Dtype::bfloat16, Dtype::float16}) {
       if (!with_long_tail() && (arch == 80 || dtype == Dtype::float16) != (codes == Dtype::int4)) continue;
       Problem grouped = in_pages(decoding(codes == Dtype::mxfp4 ? 256 : 128, 4, codes == Dtype::int4 ? 8 : 1));
-      grouped.dtype = dtype, grouped.kv_dtype = codes;
+      grouped.dtype = dtype, grouped.kv_dtype = codes, grouped.causal = false;
       plans.push_back(make_plan(grouped, Pass::forward, device, "decode/sm80"));
     }
   }

@@ -27,7 +27,8 @@ TEST_P(GroupedKeysPortable, Portable) { check_emulated(GetParam(), "forward/port
 std::vector<Case> grouped(Dtype dtype) {
   std::vector<Case> cases = group_cases(dtype);
   std::erase_if(cases, [](const Case& c) {
-    return c.problem.seq_q > 16 || c.problem.head_dim % 64 != 0 || c.name.ends_with("gaps");
+    return c.problem.seq_q > 16 || c.problem.head_dim % 64 != 0 || c.name.ends_with("gaps") || c.problem.causal ||
+           c.problem.mask.present || c.problem.left_padding;
   });
   return cases;
 }
@@ -42,7 +43,7 @@ Case grouped_runs() {
 }
 
 INSTANTIATE_TEST_SUITE_P(Runs, GroupedKeys, ::testing::Values(grouped_runs()), case_name);
-INSTANTIATE_TEST_SUITE_P(Bfloat16, GroupedKeys, ::testing::ValuesIn(some_of(grouped(Dtype::bfloat16), 2)), case_name);
+INSTANTIATE_TEST_SUITE_P(Bfloat16, GroupedKeys, ::testing::ValuesIn(grouped(Dtype::bfloat16)), case_name);
 INSTANTIATE_TEST_SUITE_P(Float16, GroupedKeys, ::testing::ValuesIn(some_of(grouped(Dtype::float16), 5)), case_name);
 INSTANTIATE_TEST_SUITE_P(Bfloat16, GroupedKeysPortable, ::testing::ValuesIn(some_of(group_cases(Dtype::bfloat16), 5)),
                          case_name);

@@ -14,7 +14,7 @@ std::vector<Case> group_cases(Dtype dtype) {
   constexpr Dtype nvfp4 = Dtype::nvfp4, mxfp4 = Dtype::mxfp4, int4 = Dtype::int4;
   add("nvfp4_plain", nvfp4, 0, [](Case& c, Problem& p) { p.head_dim = 128, c.draw = Draw::growing; });
   add("nvfp4_tensor_pages", nvfp4, 16, [](Case& c, Problem& p) {
-    p.heads_q = 8, p.head_dim = 128, p.kv_scales = ScaleKind::tensor, p.causal = true;
+    p.heads_q = 8, p.head_dim = 128, p.kv_scales = ScaleKind::tensor;
     put_in_pages(c, 16, {131, 33, 64});
   });
   add("mxfp4_plain", mxfp4, 0, [](Case&, Problem& p) { p.heads_q = 12, p.causal = true; });

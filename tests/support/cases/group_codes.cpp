@@ -15,7 +15,7 @@
 namespace flash_attention::testing {
 namespace {
 
-constexpr int code_keys = 256, code_heads = 16, code_dim = 64, code_page = 64;
+constexpr int code_keys = 256, code_heads = 16, code_dim = 64;
 
 std::vector<std::byte> bytes_of(const std::vector<double>& values, Dtype dtype) {
   std::vector<std::byte> bytes(values.size() * size_of(dtype));
@@ -50,15 +50,14 @@ double worth(Dtype codes, Dtype dtype, int key, int code, const std::vector<doub
 }  // namespace
 
 void check_all_codes(Dtype codes, Dtype dtype, const Target& target) {
-  Problem p{.batch = 1,
-            .seq_q = code_keys,
-            .seq_kv = code_keys,
+  Problem p{.batch = code_keys,
+            .seq_q = 1,
+            .seq_kv = 1,
             .heads_q = code_heads,
             .heads_kv = 1,
             .head_dim = code_dim,
             .dtype = dtype};
-  p.scale = 1.0f, p.causal = true, p.window_left = 0, p.kv_dtype = codes;
-  p.page_size = code_page, p.num_pages = code_keys / code_page;
+  p.scale = 1.0f, p.kv_dtype = codes;
   const int group = static_cast<int>(columns_of_group(codes, 0)), groups = code_dim / group;
   const bool integers = codes == Dtype::int4;
   std::vector<double> q(code_keys * code_heads * code_dim), packed(code_keys * code_dim / 2), scales, zeros, of_key,
@@ -82,10 +81,6 @@ void check_all_codes(Dtype codes, Dtype dtype, const Target& target) {
   Buffers b{.q = put(q, dtype), .k = put(packed, Dtype::int8), .v = put(packed, Dtype::int8)};
   b.k_group_scale = b.v_group_scale = put(scales, integers ? dtype : Dtype::int8);
   if (integers) b.k_group_zero = b.v_group_zero = put(zeros, dtype);
-  const std::vector<std::int32_t> table{0, 1, 2, 3};
-  void* pages = memory->allocate(table.size() * 4);
-  memory->write(pages, table.data(), table.size() * 4);
-  b.page_table = static_cast<const std::int32_t*>(pages);
   std::vector<std::byte> out(q.size() * size_of(dtype)), lse(code_keys * code_heads * 4);
   b.out = memory->allocate(out.size()), b.lse = static_cast<float*>(memory->allocate(lse.size()));
   Options options{.device = target.device, .kernel = target.kernel};
@@ -105,7 +100,7 @@ void check_all_codes(Dtype codes, Dtype dtype, const Target& target) {
     }
     if (finite && huge) continue;  // a score times log2(e) may leave float
     for (int h = 0; h < code_heads; ++h) {
-      const double got = element(lse, Dtype::float32, h * code_keys + i);
+      const double got = element(lse, Dtype::float32, i * code_heads + h);
       // A product of 0 with what is not finite is NaN, and so are the row's score and out.
       const double wanted = number[static_cast<std::size_t>(h)], allowed = 4e-6 * std::fabs(wanted) + 0x1p-100;
       EXPECT_TRUE(finite ? std::fabs(got - wanted) <= allowed : std::isnan(got))
