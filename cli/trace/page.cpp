@@ -115,7 +115,7 @@ std::string escaped(std::string text) {
 }
 
 // The page: %title%, %summary%, %units%, %rates% and %data% are filled in.
-constexpr const char* page = R"page(<!doctype html>
+constexpr const char* page_template = R"page(<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <title>%title%</title><style>
 :root { --paper: #fff; --ink: #1a1a1a; --soft: #666; --line: #ddd; --wait: #d9d9d9; --products: #2f6fbf; --exponentials: #d9822b;
@@ -284,7 +284,7 @@ std::string trace_page(const std::string& title, const TracedLaunch& launch, con
       launch.record.grid[0], launch.record.grid[1], launch.record.grid[2], launch.record.threads, p.resident,
       launch.timeline.clocks, to_string(launch.timeline.critical), format_seconds(p.seconds).c_str(), machine.name,
       p.bound.c_str());
-  return filled(page, {{"title", escaped(title)},
+  return filled(page_template, {{"title", escaped(title)},
                        {"summary", escaped(summary)},
                        {"units", units},
                        {"rates", rates},

@@ -17,7 +17,7 @@
 namespace flash_attention::cli {
 namespace {
 
-Pass pass_of(const Arguments& arguments) {
+Pass traced_pass(const Arguments& arguments) {
   const std::string word = arguments.words().empty() ? "forward" : arguments.words().front();
   if (word != "forward" && word != "backward" && word != "decode") {
     throw Error(ErrorCode::invalid_argument,
@@ -33,7 +33,7 @@ std::size_t main_launch(const Plan& plan) {
   return static_cast<std::size_t>(most - plan.launches.begin());
 }
 
-Device device_of(const Arguments& arguments) {
+Device emulated_device(const Arguments& arguments) {
   return {.kind = DeviceKind::emulator, .emulated_arch = arguments.given("arch") ? arch_from(arguments.text("arch")) : 90};
 }
 
@@ -43,7 +43,7 @@ void stand_in_for_forward(const Workload& work) {
   std::fill_n(lse, work.lse.bytes() / sizeof(float), std::log(static_cast<float>(work.problem.seq_kv)));
 }
 
-std::vector<emulator::LaunchRecord> record(const Problem& problem, const Options& options, Pass pass,
+std::vector<emulator::LaunchRecord> record_launches(const Problem& problem, const Options& options, Pass pass,
                                            emulator::RecordRequest request, bool sampled) {
   Workload work = make_workload(problem, options, pass == Pass::backward);
   if (sampled) {
@@ -67,12 +67,12 @@ std::vector<emulator::LaunchRecord> record(const Problem& problem, const Options
   return emulator::stop_recording();
 }
 
-void write(const std::string& file, const std::string& text) {
+void write_trace(const std::string& file, const std::string& text) {
   std::ofstream stream(file, std::ios::binary);
   if (!(stream << text).flush()) throw Error(ErrorCode::unavailable, "trace: cannot write " + file);
 }
 
-Json to_json(const TracedLaunch& launch) {
+Json describe_launch(const TracedLaunch& launch) {
   Json units = Json::object();
   for (int u = 0; u < emulator::num_units; ++u) {
     units.add(to_string(static_cast<emulator::Unit>(u)),
@@ -85,11 +85,11 @@ Json to_json(const TracedLaunch& launch) {
 }
 
 int trace(const Arguments& arguments) {
-  const Pass pass = pass_of(arguments);
+  const Pass pass = traced_pass(arguments);
   Problem problem = problem_from(arguments);
   if (!arguments.words().empty() && arguments.words().front() == "decode") problem.seq_q = 1;
   Options options;
-  options.device = device_of(arguments);
+  options.device = emulated_device(arguments);
   const KernelChoice choice = kernel_from(arguments);
   options.kernel = choice.name, options.tile = choice.tile;
   const int num_sms = arguments.given("sms") ? static_cast<int>(arguments.integer("sms", 1, 132)) : 0;
@@ -110,7 +110,7 @@ int trace(const Arguments& arguments) {
   Progress progress;
   progress.show("recording " + plan.kernel + " in the emulator ...");
   std::vector<TracedLaunch> launches;
-  for (emulator::LaunchRecord& launch : record(problem, options, pass, request, sampled)) {
+  for (emulator::LaunchRecord& launch : record_launches(problem, options, pass, request, sampled)) {
     progress.show("laying out " + launch.unit + " ...");
     if (launch.blocks.empty()) {
       throw Error(ErrorCode::invalid_argument, "block: got " + arguments.text("block") + "; " + launch.unit + " has " +
@@ -132,14 +132,14 @@ int trace(const Arguments& arguments) {
   Table table({"launch", "blocks", "on an SM", "clocks a block", "by the model", "bound by"});
   for (const TracedLaunch& launch : launches) {
     seconds += launch.prediction.seconds;
-    list.push(to_json(launch));
+    list.push(describe_launch(launch));
     table.add({launch.record.unit, std::to_string(launch.record.num_blocks()), std::to_string(launch.prediction.resident),
                format("%.0f", launch.prediction.block_clocks), format_seconds(launch.prediction.seconds),
                launch.prediction.bound});
   }
   const std::string title = plan.kernel + ", " + describe(problem);
-  if (arguments.given("output")) write(arguments.text("output"), chrome_trace(main, machine));
-  if (arguments.given("page")) write(arguments.text("page"), trace_page(title, main, machine));
+  if (arguments.given("output")) write_trace(arguments.text("output"), chrome_trace(main, machine));
+  if (arguments.given("page")) write_trace(arguments.text("page"), trace_page(title, main, machine));
   if (arguments.on("json")) {
     Json json = Json::object();
     json.add("kernel", plan.kernel).add("machine", machine.name).add("predicted_s", seconds).add("launches", list);

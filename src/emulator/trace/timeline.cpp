@@ -14,7 +14,7 @@ namespace {
 
 constexpr int schedulers = 4;        // of an SM; each has a quarter of its units
 constexpr double longest_turn = 64;  // clocks for which a warp has a unit to itself while others want it
-constexpr double unset = -1;
+constexpr double not_parked = -1;
 constexpr std::uint64_t bytes_of_access = 512;  // of a warp instruction: 16 bytes a lane
 
 /// What a warp can wait for.
@@ -23,7 +23,7 @@ using GateKey = std::tuple<GateKind, int, int, std::uint32_t, std::int64_t>;  //
 
 struct Gate {
   int missing = 0;      // contributions that have not been made
-  double time = unset;  // of the last one
+  double time = not_parked;  // of the last one
   double latency = 0;
   std::vector<int> waiters;
 };
@@ -38,7 +38,7 @@ struct WarpState {
   int copy = 0, block = 0, index = 0, sm = 0;
   std::size_t next = 0;     // event
   int turns = 0, turn = 0;  // of the work before it; turns 0: not begun
-  double parked_at = unset;
+  double parked_at = not_parked;
   Group open_stores{}, open_copies{};
   std::vector<Group> stores{}, copies{};
   std::vector<std::int64_t> commits{};  // of products: number of the last one before each
@@ -98,7 +98,7 @@ class Layout {
   void require_all_ended() const {
     std::string stuck;
     for (const WarpState& warp : warps_) {
-      if (warp.parked_at == unset) continue;
+      if (warp.parked_at == not_parked) continue;
       const Event& event = warp.record->events[warp.next];
       stuck += "\n  block " + std::to_string(warp.block) + ", warp " + std::to_string(warp.index) + ", event " +
                std::to_string(warp.next) + ": " + to_string(event.kind) + " at " + std::to_string(event.place.offset) +
@@ -161,7 +161,7 @@ class Layout {
     WarpState& warp = warps_[static_cast<std::size_t>(w)];
     time = std::max(time, warp.parked_at);
     note_wait(warp, warp.parked_at, time);
-    warp.parked_at = unset;
+    warp.parked_at = not_parked;
     advance(warp);
     queue_.push({time, w});
   }
@@ -171,7 +171,7 @@ class Layout {
   /// True if the gate is open; `time` moves to when it opened. If nobody contributes to it, the warp waits for ever.
   bool passes(const GateKey& k, int w, double& time) {
     Gate& gate = gates_[k];
-    if (gate.missing > 0 || gate.time == unset) {
+    if (gate.missing > 0 || gate.time == not_parked) {
       gate.waiters.push_back(w);
       return false;
     }
