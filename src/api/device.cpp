@@ -5,6 +5,7 @@
 #include "api/backends.h"
 #include "api/checks/refuse.h"
 #include "api/guard.h"
+#include "plan/gpu_facts.h"
 #include "support/settings.h"
 #include "tuning/store.h"
 
@@ -72,11 +73,11 @@ Device parse_device(std::string_view text) {
   if (text == "cuda") return {.kind = DeviceKind::cuda};
   if (text == "emulator") return {.kind = DeviceKind::emulator, .emulated_arch = 90};
   if (number_after("cuda:", number)) return {.kind = DeviceKind::cuda, .index = number};
-  if (number_after("emulator:sm_", number) && (number == 80 || number == 90)) {
+  if (number_after("emulator:sm_", number) && plan::is_emulated(number)) {
     return {.kind = DeviceKind::emulator, .emulated_arch = number};
   }
   api::refuse("device", "'" + std::string(text) + "'",
-              "allowed are cpu, cuda, cuda:N, emulator, emulator:sm_80 and emulator:sm_90");
+              "allowed are cpu, cuda, cuda:N, emulator, and emulator:sm_N with N of " + plan::emulated_archs());
 }
 
 }  // namespace flash_attention

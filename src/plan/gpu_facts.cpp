@@ -13,11 +13,11 @@ constexpr std::array<GpuFacts, 9> table{{
     {75, "T4", 40, 64 << 10, 4, Knowledge::compiled},
     {80, "A100", 108, 163 << 10, 40, Knowledge::emulated},
     {86, "A10", 72, 99 << 10, 6, Knowledge::compiled},
-    {89, "L40S", 142, 99 << 10, 96, Knowledge::compiled},
+    {89, "L40S", 142, 99 << 10, 96, Knowledge::emulated},
     {90, "H200", 132, 227 << 10, 50, Knowledge::measured},
     {100, "B200", 148, 227 << 10, 126, Knowledge::compiled},
     {103, "B300", 148, 227 << 10, 126, Knowledge::compiled},
-    {120, "RTX 5090", 170, 99 << 10, 96, Knowledge::compiled},
+    {120, "RTX 5090", 170, 99 << 10, 96, Knowledge::emulated},
     {121, "GB10", 48, 99 << 10, 24, Knowledge::compiled},
 }};
 
@@ -26,7 +26,7 @@ std::string words(Knowledge knowledge) {
     case Knowledge::measured:
       return "run, checked and timed on such a GPU";
     case Knowledge::emulated:
-      return "checked in the emulator and by compiling; not timed";
+      return "checked in the emulator and by compiling; never run on such a GPU";
     case Knowledge::compiled:
       return "checked by compiling alone; never run on such a GPU";
   }
@@ -40,6 +40,19 @@ std::span<const GpuFacts> gpu_facts() { return table; }
 const GpuFacts* find_gpu_facts(int arch) {
   const auto* found = std::ranges::find(table, arch, &GpuFacts::arch);
   return found == table.end() ? nullptr : found;
+}
+
+bool is_emulated(int arch) {
+  const GpuFacts* facts = find_gpu_facts(arch);
+  return facts != nullptr && facts->knowledge != Knowledge::compiled;
+}
+
+std::string emulated_archs() {
+  std::string list;
+  for (const GpuFacts& facts : table) {
+    if (is_emulated(facts.arch)) list += (list.empty() ? "sm_" : ", sm_") + std::to_string(facts.arch);
+  }
+  return list;
 }
 
 std::string describe_knowledge(int arch) {

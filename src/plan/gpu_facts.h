@@ -31,6 +31,10 @@ std::span<const GpuFacts> gpu_facts();
 /// The facts of that architecture; null if it is not in the table.
 const GpuFacts* find_gpu_facts(int arch);
 
+/// Whether the emulator emulates the architecture, and all that it emulates: "sm_80, sm_90".
+bool is_emulated(int arch);
+std::string emulated_archs();
+
 /// How well the library is tested on that architecture, in words.
 std::string describe_knowledge(int arch);
 

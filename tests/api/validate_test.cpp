@@ -540,7 +540,7 @@ TEST_F(BufferRefusal, GradientOfWhatIsNotThere) {
 }
 
 TEST(Device, ParsesWhatItPrints) {
-  for (const char* text : {"cpu", "cuda:0", "cuda:3", "emulator:sm_80", "emulator:sm_90"})
+  for (const char* text : {"cpu", "cuda:0", "cuda:3", "emulator:sm_80", "emulator:sm_89", "emulator:sm_90"})
     EXPECT_EQ(to_string(parse_device(text)), text);
   for (const char* text : {"", "gpu", "cuda:", "cuda:x", "cuda:-1", "emulator:sm_75", "cpu:1"}) {
     expect_refused([&] { parse_device(text); }, "device", text);

@@ -32,16 +32,18 @@ Result run(std::uint64_t seed, std::string_view kernel) {
   return result;
 }
 
-TEST(Emulator, PlaysTwoArchitectures) {
+TEST(Emulator, EmulatesFourArchitectures) {
   EXPECT_EQ(device_info({.kind = DeviceKind::emulator}).arch, 90);
   EXPECT_EQ(device_info({.kind = DeviceKind::emulator, .emulated_arch = 80}).arch, 80);
   EXPECT_EQ(device_info({.kind = DeviceKind::emulator, .emulated_arch = 90}).shared_bytes, 227 * 1024);
+  EXPECT_EQ(device_info({.kind = DeviceKind::emulator, .emulated_arch = 89}).shared_bytes, 99 * 1024);
+  EXPECT_EQ(device_info({.kind = DeviceKind::emulator, .emulated_arch = 120}).arch, 120);
   try {
     emulator::info(75);
     ADD_FAILURE() << "it plays sm_75";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::unavailable);
-    EXPECT_NE(std::string(error.what()).find("sm_80 and sm_90, not sm_75"), std::string::npos) << error.what();
+    EXPECT_NE(std::string(error.what()).find("sm_80, sm_89, sm_90, sm_120, not sm_75"), std::string::npos) << error.what();
   }
 }
 

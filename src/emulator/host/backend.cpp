@@ -9,11 +9,13 @@
 #include "emulator/instructions/tensor_map.h"
 #include "flash_attention/error.h"
 #include "launch/arguments.h"
+#include "plan/gpu_facts.h"
 #include "support/settings.h"
 
 namespace flash_attention::emulator {
 namespace {
 
+constexpr int default_arch = 90;
 constexpr std::uint64_t unset = ~std::uint64_t{0};
 std::atomic<std::uint64_t> chosen_seed = unset;
 std::atomic<int> chosen_num_sms = 0;
@@ -79,18 +81,14 @@ void set_seed(std::uint64_t seed) { chosen_seed = seed; }
 void set_num_sms(int num_sms) { chosen_num_sms = num_sms; }
 
 DeviceInfo info(int arch) {
-  if (arch == 0) arch = 90;
-  if (arch != 80 && arch != 90) {
-    throw Error(ErrorCode::unavailable, "the emulator plays sm_80 and sm_90, not sm_" + std::to_string(arch));
+  if (arch == 0) arch = default_arch;
+  if (!plan::is_emulated(arch)) {
+    throw Error(ErrorCode::unavailable, "the emulator emulates " + plan::emulated_archs() + ", not sm_" + std::to_string(arch));
   }
-  DeviceInfo info;
+  DeviceInfo info = typical_gpu(arch);
   info.device = {DeviceKind::emulator, 0, arch};
-  info.name = arch == 80 ? "emulator of an A100" : "emulator of an H200";
-  info.arch = arch;
-  const int chosen = chosen_num_sms;
-  info.num_sms = chosen > 0 ? chosen : arch == 80 ? 108 : 132;
-  info.shared_bytes = arch == 80 ? 166912 : 232448;
-  info.l2_bytes = (arch == 80 ? 40 : 50) * std::int64_t{1 << 20};
+  info.name = "emulated " + info.name;
+  if (const int chosen = chosen_num_sms; chosen > 0) info.num_sms = chosen;
   return info;
 }
 
@@ -111,13 +109,13 @@ constinit const Backend backend{
     .vector_bytes = 16,
     .info =
         [](const Device& device) {
-          if (const int arch = device.emulated_arch; arch == 0 || arch == 80 || arch == 90) return info(arch);
-          throw Error(ErrorCode::invalid_argument,
-                      "device.emulated_arch: got " + std::to_string(device.emulated_arch) + "; allowed are 80 and 90");
+          if (const int arch = device.emulated_arch; arch == 0 || plan::is_emulated(arch)) return info(arch);
+          throw Error(ErrorCode::invalid_argument, "device.emulated_arch: got " + std::to_string(device.emulated_arch) +
+                                                       "; allowed are those of " + plan::emulated_archs());
         },
     .describe =
         [](const Device& device) {
-          return "emulator:sm_" + std::to_string(device.emulated_arch == 0 ? 90 : device.emulated_arch);
+          return "emulator:sm_" + std::to_string(device.emulated_arch == 0 ? default_arch : device.emulated_arch);
         },
     .num_sms = []() -> int { return chosen_num_sms; },
     .load = [](const Problem&, const Plan& plan, const DeviceInfo& device, void*) { return load_kernel(plan, device); },

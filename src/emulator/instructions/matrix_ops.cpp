@@ -5,6 +5,7 @@
 
 #include "emulator/checks/access_counts.h"
 #include "emulator/instructions/convert.h"
+#include "emulator/instructions/cut_products.h"
 #include "emulator/machine/address.h"
 #include "emulator/runtime/interface.h"
 #include "support/clones.h"
@@ -111,6 +112,36 @@ void multiply(void* const* operands) {
   Scheduler::current().counters().mma_flops += static_cast<std::uint64_t>(2 * 16 * 8 * k);
 }
 
+/// The same of 8-bit elements: a register holds four neighbours along k, of which there are 32.
+void multiply_codes(void* const* operands) {
+  constexpr int k = 32;
+  float A[16 * k], B[k * 8], D[16 * 8];
+  const auto each_element = [&](const auto& visit) {  // of D
+    for (int lane = 0; lane < 32; ++lane) {
+      const auto& operand = *static_cast<const MultiplyOperand*>(operands[lane]);
+      for (int r = 0; r < 4; ++r) visit(operand.D[r], D[(lane / 4 + 8 * (r / 2)) * 8 + 2 * (lane % 4) + r % 2]);
+    }
+  };
+  for (int lane = 0; lane < 32; ++lane) {
+    const auto& operand = *static_cast<const MultiplyOperand*>(operands[lane]);
+    const int g = lane / 4, t = lane % 4;
+    for (int byte = 0; byte < 4; ++byte) {
+      for (int r = 0; r < 4; ++r) {
+        A[(g + 8 * (r % 2)) * k + 4 * t + 16 * (r / 2) + byte] =
+            float_of_code(operand.a_type, static_cast<std::uint8_t>(operand.A[r] >> 8 * byte));
+      }
+      for (int r = 0; r < 2; ++r) {
+        B[(4 * t + 16 * r + byte) * 8 + g] =
+            float_of_code(operand.type, static_cast<std::uint8_t>(operand.B[r] >> 8 * byte));
+      }
+    }
+  }
+  each_element([](float& of_lane, float& of_tile) { of_tile = of_lane; });
+  add_cut_products(D, A, B, 16, 8);
+  each_element([](float& of_lane, float& of_tile) { of_lane = of_tile; });
+  Scheduler::current().counters().mma_flops += static_cast<std::uint64_t>(2 * 16 * 8 * k);
+}
+
 }  // namespace
 
 void ldmatrix(void* const* operands) {
@@ -151,11 +182,15 @@ void stmatrix(void* const* operands) {
 }
 
 void mma(void* const* operands) {
-  switch (uniform<MultiplyOperand>(operands, [](const auto& x, const auto& y) { return x.type == y.type; }).type) {
+  const auto same = [](const auto& x, const auto& y) { return x.type == y.type && x.a_type == y.a_type; };
+  switch (uniform<MultiplyOperand>(operands, same).type) {
     case MatrixType::tf32:
       return multiply<MatrixType::tf32>(operands);
     case MatrixType::float16:
       return multiply<MatrixType::float16>(operands);
+    case MatrixType::e4m3:
+    case MatrixType::e5m2:
+      return multiply_codes(operands);
     default:
       return multiply<MatrixType::bfloat16>(operands);
   }

@@ -1,9 +1,9 @@
 #include "emulator/instructions/wgmma_product.h"
 
-#include <bit>
 #include <cstring>
 
 #include "emulator/instructions/convert.h"
+#include "emulator/instructions/cut_products.h"
 #include "emulator/machine/address.h"
 #include "support/clones.h"
 
@@ -98,41 +98,6 @@ FLASH_ATTENTION_CLONES void accumulate(float* D, const float* A, const float* B,
   }
 }
 
-/// An approximation of the tensor core with 8-bit elements. The products and D are aligned to the largest of them; 13
-/// bits below its leading one are kept of each, and the rest is truncated. This follows published measurements. The
-/// order and the last bit of a real sum are not known.
-FLASH_ATTENTION_CLONES void accumulate_cut(float* D, const float* A, const float* B, int n) {
-  constexpr int k_extent = 32;
-  float largest[256], unit[256], inverse[256], sum[256];
-  for (int i = 0; i < 64; ++i) {
-    float* row = D + i * n;
-    bool finite = true;
-    for (int j = 0; j < n; ++j) largest[j] = __builtin_fabsf(row[j]), finite = finite && largest[j] < __builtin_inff();
-    for (int k = 0; k < k_extent; ++k) {
-      const float a = A[i * k_extent + k];
-      const float* b = B + k * n;
-      for (int j = 0; j < n; ++j) {
-        const float size = __builtin_fabsf(a * b[j]);
-        largest[j] = size > largest[j] ? size : largest[j];
-        finite = finite && size < __builtin_inff();
-      }
-    }
-    for (int j = 0; j < n; ++j) {
-      std::uint32_t bits = std::bit_cast<std::uint32_t>(largest[j]) & 0x7f800000u;  // a power of two
-      bits = bits < (20u << 23) ? 20u << 23 : bits;
-      unit[j] = finite ? std::bit_cast<float>(bits) * 0x1p-13f : 1;
-      inverse[j] = 1 / unit[j];
-      sum[j] = finite ? __builtin_truncf(row[j] * inverse[j]) : row[j];
-    }
-    for (int k = 0; k < k_extent; ++k) {
-      const float a = A[i * k_extent + k];
-      const float* b = B + k * n;
-      for (int j = 0; j < n; ++j) sum[j] += finite ? __builtin_truncf(a * b[j] * inverse[j]) : a * b[j];
-    }
-    for (int j = 0; j < n; ++j) row[j] = sum[j] * unit[j];
-  }
-}
-
 /// A chunk of 16 bytes holds 8 neighbours along k, or along mn if that is the major axis.
 void visit_chunks(const Descriptor& descriptor, MatrixType type, int extent, bool mn_major,
                   const std::function<void(std::size_t)>& visit) {
@@ -189,7 +154,7 @@ std::string multiply(const Wgmma& op, const unsigned char* shared, std::size_t s
   std::vector<float>& D = op.accumulator->values;
   if (!shape.accumulate) D.assign(D.size(), 0.0f);
   if (is_8_bit(shape.type)) {
-    accumulate_cut(D.data(), A, B, shape.n);
+    add_cut_products(D.data(), A, B, 64, shape.n);
   } else {
     accumulate(D.data(), A, B, shape.n);
   }

@@ -57,7 +57,7 @@ struct MatrixMoveOperand {
 
 enum class MatrixType : int { float16, bfloat16, tf32, e4m3, e5m2 };
 struct MultiplyOperand {
-  MatrixType type;
+  MatrixType a_type, type;  // of A; of B
   float* D;
   const unsigned* A;
   const unsigned* B;

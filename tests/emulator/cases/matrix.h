@@ -159,6 +159,47 @@ inline WrapperCases mma_cases() {
            .expected = bytes_of(wide)});
     }
   }
+  // Codes: 1.5 and its like, and sums of them, have few bits.
+  const auto code = [](bool e5m2, int i) {
+    const int place = (i * 7 + i / 5 * 3 + i / 64) % 6;
+    const int e4m3_codes[6] = {0x38, 0x3c, 0xb8, 0x00, 0x40, 0xc4}, e5m2_codes[6] = {0x3c, 0x3e, 0xbc, 0x00, 0x40, 0xc2};
+    return static_cast<std::uint8_t>(e5m2 ? e5m2_codes[place] : e4m3_codes[place]);
+  };
+  const auto worth = [](int i) {
+    const float values[6] = {1, 1.5f, -1, 0, 2, -3};
+    return values[(i * 7 + i / 5 * 3 + i / 64) % 6];
+  };
+  for (const bool a_e5m2 : {false, true}) {
+    for (const bool b_e5m2 : {false, true}) {
+      std::vector<std::uint8_t> codes;
+      for (int i = 0; i < 16 * 32; ++i) codes.push_back(code(a_e5m2, i));
+      for (int i = 0; i < 32 * 8; ++i) codes.push_back(code(b_e5m2, i + 77));
+      const std::string a_type = a_e5m2 ? "e5m2" : "e4m3", b_type = b_e5m2 ? "e5m2" : "e4m3";
+      cases.push_back(
+          {.name = "mma_m16n8k32_" + a_type + "_" + b_type,
+           .headers = {"matrix"},
+           .body = "  const unsigned char* A = (const unsigned char*)input;\n  const unsigned char* B = A + 512;\n"
+                   "  const int g = thread / 4, t = thread % 4;\n"
+                   "  auto small = [](int i) { return (i * 7 + i / 5 * 3 + i / 64) % 11 - 5; };\n"
+                   "  unsigned a[4], b[2];\n  float d[4];\n"
+                   "  for (int r = 0; r < 4; ++r) {\n    a[r] = 0;\n"
+                   "    for (int i = 0; i < 4; ++i)\n"
+                   "      a[r] |= (unsigned)A[(g + 8 * (r % 2)) * 32 + 4 * t + 16 * (r / 2) + i] << 8 * i;\n"
+                   "    d[r] = small((g + 8 * (r / 2)) * 8 + 2 * t + r % 2 + 500);\n  }\n"
+                   "  for (int r = 0; r < 2; ++r) {\n    b[r] = 0;\n"
+                   "    for (int i = 0; i < 4; ++i) b[r] |= (unsigned)B[(4 * t + 16 * r + i) * 8 + g] << 8 * i;\n  }\n"
+                   "  ptx::mma_m16n8k32<Type::" +
+                   a_type + ", Type::" + b_type +
+                   ">(d, a, b);\n"
+                   "  for (int r = 0; r < 4; ++r) ((float*)output)[(g + 8 * (r / 2)) * 8 + 2 * t + r % 2] = d[r];",
+           .arch = 89,
+           .shape = {.block = 32},
+           .input = bytes_of(codes),
+           .expected = bytes_of(product(
+               16, 8, 32, [&](int i, int k) { return worth(i * 32 + k); }, [&](int k, int j) { return worth(k * 8 + j + 77); },
+               c))});
+    }
+  }
   const std::vector<float> tf32 = product(
       16, 8, 8, [](int i, int k) { return small(i * 8 + k); }, [](int k, int j) { return small(k * 8 + j + 77); }, c);
   cases.push_back({.name = "mma_m16n8k8_tf32",

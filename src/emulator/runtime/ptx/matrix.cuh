@@ -27,7 +27,7 @@ constexpr emulator::MatrixType matrix_type =
     type == abi::Type::float16 ? emulator::MatrixType::float16 : emulator::MatrixType::bfloat16;
 
 inline void multiply(emulator::WarpOp op, emulator::MatrixType type, float* D, const unsigned* A, const unsigned* B) {
-  emulator::MultiplyOperand operand{type, D, A, B};
+  emulator::MultiplyOperand operand{type, type, D, A, B};
   emulator::table->warp(op, &operand);
 }
 
@@ -39,6 +39,16 @@ inline void mma_m16n8k16(float (&D)[4], const unsigned (&A)[4], const unsigned (
 
 inline void mma_m16n8k8_tf32(float (&D)[4], const unsigned (&A)[4], const unsigned (&B)[2]) {
   multiply(emulator::WarpOp::mma, emulator::MatrixType::tf32, D, A, B);
+}
+
+template <abi::Type type>
+constexpr emulator::MatrixType code_type =
+    type == abi::Type::e4m3 ? emulator::MatrixType::e4m3 : emulator::MatrixType::e5m2;
+
+template <abi::Type a_type, abi::Type b_type>
+inline void mma_m16n8k32(float (&D)[4], const unsigned (&A)[4], const unsigned (&B)[2]) {
+  emulator::MultiplyOperand operand{code_type<a_type>, code_type<b_type>, D, A, B};
+  emulator::table->warp(emulator::WarpOp::mma, &operand);
 }
 
 }  // namespace flash_attention::ptx
