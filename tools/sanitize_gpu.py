@@ -69,6 +69,7 @@ OWN_CASES = {
     "decode/narrow": "Bfloat16/NarrowKeysGpu.DecodeSm80/*",
     "decode/mla_sm90": "Bfloat16/DecodeMla.Gpu/*",
     "forward/sm90_fp8": "BFloat/ForwardSm90Fp8.*",
+    "forward/sm89_fp8": "BFloat/ForwardSm89Fp8.*",
 }
 # Warps with different tasks meet at mbarriers, which racecheck does not follow.
 UNFOLLOWED = ("forward/sm90", "backward/sm90", "decode/sm90", "decode/mla_sm90")

@@ -20,10 +20,12 @@ std::vector<std::string> domains_of(const StressOptions& options) {
   if (!options.kernel.empty()) return {options.kernel};
   if (!device_traits(options.device).gpu_kernels)
     return {"cpu/backward", "cpu/prefill", "backward/listed", "forward/listed"};
-  const std::string fastest = device_info(options.device).arch >= 90 ? "/sm90" : "/sm80";
+  const int arch = device_info(options.device).arch;
+  const std::string fastest = arch >= 90 ? "/sm90" : "/sm80";
   std::vector<std::string> domains{"backward" + fastest, "forward" + fastest, "decode" + fastest, "decode/sm80",
                                    "forward/portable",   "backward/portable", "forward/tf32",     "backward/tf32",
                                    "forward/listed",     "backward/listed"};
+  if (arch >= 89) domains.push_back("forward/sm89_fp8");
   if (fastest == "/sm90") domains.insert(domains.end(), {"forward/sm90_fp8", "decode/mla_sm90"});
   return domains;
 }

@@ -63,12 +63,17 @@ template <Type type>
 __device__ __forceinline__ void mma_pair(float (&first)[4], float (&second)[4], const unsigned (&A)[4],
                                          const unsigned (&B)[4]) {
   const unsigned B_first[2] = {B[0], B[1]}, B_second[2] = {B[2], B[3]};
-  ptx::mma_m16n8k16<type>(first, A, B_first);
-  ptx::mma_m16n8k16<type>(second, A, B_second);
+  if constexpr (is_narrow(type)) {
+    ptx::mma_m16n8k32<type, type>(first, A, B_first);
+    ptx::mma_m16n8k32<type, type>(second, A, B_second);
+  } else {
+    ptx::mma_m16n8k16<type>(first, A, B_first);
+    ptx::mma_m16n8k16<type>(second, A, B_second);
+  }
 }
 
-/// C += A B over `steps` steps of 16. load_a(A, m, step) loads 16 rows of A, load_b(B, n, step) 16 columns of B. Pairs
-/// of columns from `pairs` on are left out.
+/// C += A B over `steps` steps of 16, or of 32 codes of 8 bits in the places of 16 pairs. load_a(A, m, step) loads 16 rows
+/// of A, load_b(B, n, step) 16 columns of B. Pairs of columns from `pairs` on are left out.
 template <Type type, int steps, int m_tiles, int blocks, typename LoadA, typename LoadB>
 __device__ __forceinline__ void multiply(float (&C)[m_tiles][blocks][4], LoadA load_a, LoadB load_b,
                                          int pairs = blocks / 2) {

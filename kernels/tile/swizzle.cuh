@@ -35,8 +35,8 @@ struct SwizzledTile {
   }
 
   /// From the address of an even chunk of the first panel (or of the chunk after it) to the one `chunks` chunks later;
-  /// `chunks` is even. The rows in an address never change its three chunk bits, so a step is one XOR. In an unrolled
-  /// loop it is part of the instruction's address.
+  /// `chunks` is even, or the address that of the first chunk. The rows in an address never change its three chunk bits, so
+  /// a step is one XOR. In an unrolled loop it is part of the instruction's address.
   __device__ static constexpr unsigned step(unsigned address, int chunks) {
     return (address ^ static_cast<unsigned>(chunks % 8 * 16)) + static_cast<unsigned>(chunks / 8 * panel_bytes);
   }

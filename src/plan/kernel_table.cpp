@@ -26,6 +26,7 @@ std::span<const KernelEntry> kernel_table() {
              mla_kernels,
              decode_kernels,
              sm90_fp8_kernels,
+             sm89_fp8_kernels,
              sm90_kernels,
              sm80_kernels,
              tf32_kernels,

@@ -63,6 +63,7 @@ std::span<const KernelEntry> cpu_kernels();
 std::span<const KernelEntry> mla_kernels();
 std::span<const KernelEntry> decode_kernels();
 std::span<const KernelEntry> sm90_fp8_kernels();
+std::span<const KernelEntry> sm89_fp8_kernels();
 std::span<const KernelEntry> sm90_kernels();
 std::span<const KernelEntry> sm80_kernels();
 std::span<const KernelEntry> tf32_kernels();

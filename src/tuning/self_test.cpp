@@ -86,12 +86,16 @@ std::vector<Problem> hostile_problems(Pass pass) {
   problems.push_back(changed(base(Dtype::bfloat16, 128), [](Problem& p) {
     p.causal = true, p.q_dtype = p.kv_dtype = Dtype::float8_e4m3, p.q_scales = p.kv_scales = ScaleKind::head;
   }));
+  problems.push_back(changed(base(Dtype::float16, 64), [](Problem& p) {
+    p.q_dtype = p.kv_dtype = Dtype::float8_e5m2, p.alibi = true, p.softcap = 10, p.window_left = 70, p.head_dim_v = 96;
+  }));
   return problems;
 }
 
 Problem timed_problem(const Problem& model) {
   Problem p = base(model.dtype, std::min<std::int64_t>(model.head_dim, 256));
   p.batch = 1, p.heads_q = p.heads_kv = 8, p.seq_q = p.seq_kv = 1024;
+  if (model.q_dtype.value_or(model.dtype) != model.dtype) p.q_dtype = p.kv_dtype = model.q_dtype;
   if (model.seq_q <= 16) p.seq_q = 1, p.seq_kv = 8192;
   return p;
 }

@@ -255,7 +255,7 @@ class CoverEmulated : public ::testing::TestWithParam<Part> {
  protected:
   const std::string kernel_ = GetParam().kernel;
   const testing::Target target_{
-      .device = {.kind = DeviceKind::emulator, .emulated_arch = kernel_.find("sm90") != std::string::npos ? 90 : 80},
+      .device = {.kind = DeviceKind::emulator, .emulated_arch = emulated_arch_of(kernel_)},
       .kernel = kernel_,
       .pass = kernel_.starts_with("backward") ? Pass::backward : Pass::forward};
 
@@ -326,7 +326,8 @@ INSTANTIATE_TEST_SUITE_P(
         Part{"decode/sm80", 3, {few_queries, all_rows, many_parts, many_sequences, small_pages, few_in_order}},
         Part{"decode/sm90", 2, {many_parts, boxes_of_pages, few_rows}},
         Part{"decode/mla_sm90", 1, {latent_parts, latent_softcap}},
-        Part{"forward/sm90_fp8", 1, {narrow_plain, narrow_packed}}, Part{"backward/portable", 2, {plain_64}},
+        Part{"forward/sm90_fp8", 1, {narrow_plain, narrow_packed}}, Part{"forward/sm89_fp8", 3, {narrow_packed}},
+        Part{"backward/portable", 2, {plain_64}},
         Part{"forward/listed", 2, {}}, Part{"backward/listed", 2, {}},
         Part{"backward/sm80", 2, {plain_64, plain_128, biases, blocks_of_keys, blocks_by_heads, hidden_scores}},
         Part{"backward/sm90",

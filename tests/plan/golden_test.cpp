@@ -110,7 +110,7 @@ const std::vector<Named>& problems(bool gpu) {
     if (for_gpu) {
       for (const char* kernel :
            {"forward/portable", "forward/sm80", "backward/sm80", "forward/tf32", "backward/tf32", "forward/sm90",
-            "backward/sm90", "forward/sm90_fp8", "decode/sm80", "decode/sm90", "decode/mla_sm90"})
+            "backward/sm90", "forward/sm90_fp8", "forward/sm89_fp8", "decode/sm80", "decode/sm90", "decode/mla_sm90"})
         add_arrays(kernel, list);
     } else {
       for (const char* kernel : {"cpu/prefill", "cpu/decode", "cpu/bfloat16"}) add_arrays(kernel, list);

@@ -85,14 +85,18 @@ TEST(GpuFacts, small_sms_are_not_left_with_four_warps) {
           for (const float softcap : {0.0f, 20.0f}) {
             Problem problem{.batch = 2, .seq_q = 2048, .seq_kv = 2048, .heads_q = 8, .heads_kv = 8, .head_dim = head_dim};
             problem.dtype = dtype, problem.causal = causal, problem.softcap = softcap;
-            const Plan plan = make_plan(problem, Pass::forward, device);
-            ASSERT_EQ(plan.kernel, "forward/sm80") << head_dim;
-            const Launch& launch = plan.launches.back();
-            const int blocks = (100 << 10) / (launch.shared_bytes + (1 << 10)), warps = blocks * launch.block / 32;
-            EXPECT_LE(launch.shared_bytes, device.shared_bytes);
-            EXPECT_GE(warps, 8) << head_dim << " on sm_" << arch;
-            EXPECT_LE(launch.min_blocks_per_sm * launch.block / 32, 48);
-            EXPECT_GE(plan.block_q, 128);
+            for (const bool codes : {false, true}) {
+              if (codes && (arch == 86 || head_dim % 16 != 0)) continue;
+              if (codes) problem.q_dtype = problem.kv_dtype = Dtype::float8_e4m3;
+              const Plan plan = make_plan(problem, Pass::forward, device);
+              ASSERT_EQ(plan.kernel, codes ? "forward/sm89_fp8" : "forward/sm80") << head_dim;
+              const Launch& launch = plan.launches.back();
+              const int blocks = (100 << 10) / (launch.shared_bytes + (1 << 10)), warps = blocks * launch.block / 32;
+              EXPECT_LE(launch.shared_bytes, device.shared_bytes);
+              EXPECT_GE(warps, 8) << head_dim << " on sm_" << arch;
+              EXPECT_LE(launch.min_blocks_per_sm * launch.block / 32, 48);
+              EXPECT_GE(plan.block_q, 128);
+            }
           }
         }
       }

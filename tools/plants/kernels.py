@@ -218,8 +218,8 @@ PLANTS = (
     Plant(
         "forward/sm80: query heads take key heads in turn",
         "kernels/forward/sm80/kernel.cuh",
-        "auto result = tile::key_rows<const Element, features>(view, sequence, head_idx / args.group);",
-        "auto result = tile::key_rows<const Element, features>(view, sequence, head_idx % (args.heads_q / args.group));",
+        "auto result = tile::key_rows<const Key, features>(view, sequence, head_idx / args.group);",
+        "auto result = tile::key_rows<const Key, features>(view, sequence, head_idx % (args.heads_q / args.group));",
         cover("forward_sm80"),
     ),
     # Floats in two parts
@@ -287,6 +287,41 @@ PLANTS = (
         "const bool large = ptx::any(Rows::is_large(math, rows));",
         "const bool large = false;",
         "kernels_emulated_test */ForwardScores.*",
+    ),
+    Plant(
+        "forward/sm89_fp8: V's even and odd columns are exchanged",
+        "kernels/forward/sm89_fp8.cuh",
+        "ptx::permute_bytes(V[2 * i], V[2 * i + 1], 0x6420u)",
+        "ptx::permute_bytes(V[2 * i], V[2 * i + 1], 0x7531u)",
+        "kernels_emulated_test Cases/ForwardSm89Fp8.*:ForwardSm89Fp8Accuracy.*",
+    ),
+    Plant(
+        "forward/sm89_fp8: P's keys are in the order of its registers, not in that of V",
+        "kernels/forward/sm89_fp8.cuh",
+        "const float* odd = P[4 * step + i / 2 * 2 + 1]",
+        "const float* odd = P[4 * step + i / 2 * 2]",
+        "kernels_emulated_test Cases/ForwardSm89Fp8.*:ForwardSm89Fp8Accuracy.*",
+    ),
+    Plant(
+        "forward/sm89_fp8: P has its exponents of bfloat16",
+        "kernels/forward/sm80/kernel.cuh",
+        "log2_P_scale = codes ? 8 :",
+        "log2_P_scale = codes ? 0 :",
+        "kernels_emulated_test Cases/ForwardSm89Fp8.*:ForwardSm89Fp8Accuracy.*",
+    ),
+    Plant(
+        "forward/sm89_fp8: O is written over K and V that other warps still read",
+        "kernels/forward/sm80/kernel.cuh",
+        "if constexpr (column_warps > 1 || codes) __syncthreads();",
+        "if constexpr (column_warps > 1) __syncthreads();",
+        "kernels_emulated_test Cases/ForwardSm89Fp8.*:ForwardSm89Fp8Accuracy.*",
+    ),
+    Plant(
+        "forward/sm89_fp8: the scale of V is left out",
+        "kernels/forward/sm80/kernel.cuh",
+        "if constexpr (codes) factor *= v_scale;",
+        "",
+        "kernels_emulated_test Cases/ForwardSm89Fp8.*:ForwardSm89Fp8Accuracy.*",
     ),
     Plant(
         "forward/sm80: the product of a huge maximum and the scale is rounded",

@@ -44,7 +44,9 @@ struct ForwardSm80Shape {
   static constexpr Type type = features.dtype;
   static constexpr int block_q = config.block_q, block_kv = config.block_kv;
   static constexpr int threads = 32 * config.num_warps;
-  static constexpr int dim = tile::round_up(config.head_dim, 16);
+  // forward/sm89_fp8: Q, K and V are codes of 8 bits, of which a product contracts 32; O has 16 bits.
+  static constexpr bool codes = features.narrow_queries;
+  static constexpr int dim = tile::round_up(config.head_dim, codes ? 32 : 16);
   static constexpr int column_warps = forward_sm80_column_warps(config.head_dim_v);
   static constexpr int v_columns = forward_sm80_value_columns(config.head_dim_v);  // of a tile
   static constexpr int dim_v = v_columns / column_warps;                           // of a warp
@@ -53,42 +55,51 @@ struct ForwardSm80Shape {
   static constexpr bool floats = type == Type::float32;
   // forward/tf32: floats are split in two parts each for the products (tile/split.cuh).
   static constexpr bool split = floats && !features.fp32_products;
-  static constexpr int q_steps = dim / (floats ? 8 : 16);
-  static constexpr bool Q_in_registers = !floats && m_tiles * q_steps <= 8;  // 32 registers
+  static constexpr int q_steps = dim / (floats ? 8 : codes ? 32 : 16);
+  // 32 registers. Codes leave 16: their P, and sums of a block, are beside O.
+  static constexpr bool Q_in_registers = !floats && m_tiles * q_steps <= (codes ? 4 : 8);
   // If S and O fill 192 registers or more, the row sums are in shared memory: they are used only once a tile.
   static constexpr bool sums_in_shared = (!floats || split) && m_tiles * (block_kv + dim_v) / 2 >= 192;
   // A NaN or Inf in V reaches queries that do not see it through 0 * NaN in P V. Such rows are computed again (repair). So
-  // are rows that see an Inf which was split in two parts.
-  static constexpr bool repairs_rows = tile::Score<features>::hides || features.dropout || split;
+  // are rows that see an Inf which was split in two parts, or whose probability is 0 as a code.
+  static constexpr bool repairs_rows = tile::Score<features>::hides || features.dropout || split || codes;
   // A float below 2^-112 loses bits when it is split in two parts; nothing below 2^-136 is kept. A row of O whose elements
   // are all below this limit is computed again, too.
   static constexpr float tiny_row = 0x1p-100f;
   // A probability that dropout keeps may be far below the row's maximum, and is scaled up at the end. In float16 it is
   // therefore scaled by this factor, to use the whole range.
-  static constexpr int log2_P_scale = features.dropout && type == Type::float16 ? 15 : 0;
+  // As a code of e4m3, whose largest number is 448, it is scaled by 2^8.
+  static constexpr int log2_P_scale = codes ? 8 : features.dropout && type == Type::float16 ? 15 : 0;
   using Element = ptx::Element<type>;
+  using Query = tile::Stored<query_type(features)>;
+  using Key = tile::Stored<key_type(features)>;
   static constexpr int head_dim = config.head_dim, head_dim_v = config.head_dim_v;
   static_assert(block_kv % 16 == 0 && rows_per_warp % 16 == 0 && m_tiles <= 2);
 
-  static constexpr int halves = sizeof(Element) / 2;  // 16-bit columns of a tile for each element
-  using QTile = tile::SwizzledTile<block_q, halves * dim>;
-  using OTile = tile::SwizzledTile<block_q, halves * v_columns>;
-  using KTile = tile::SwizzledTile<block_kv, halves * dim>;
-  using VTile = tile::SwizzledTile<block_kv, halves * v_columns>;
+  static constexpr int key_bytes = sizeof(Key), element_bytes = sizeof(Element);
+  using QTile = tile::SwizzledTile<block_q, key_bytes * dim / 2>;  // columns of 16 bits
+  using OTile = tile::SwizzledTile<block_q, element_bytes * v_columns / 2>;
+  using KTile = tile::SwizzledTile<block_kv, key_bytes * dim / 2>;
+  using VTile = tile::SwizzledTile<block_kv, key_bytes * v_columns / 2>;
+  // O is over Q: a warp writes only rows of which it alone has read the queries, or waits for the other. O of codes is
+  // larger: it is over K and V, too, and what they lack is behind them.
+  static constexpr int output_bytes = sizeof(OTile), operand_bytes = sizeof(QTile) + sizeof(KTile) + sizeof(VTile);
+  static constexpr int lacking_bytes = codes ? tile::max(output_bytes - operand_bytes, 1) : 1;
 
   struct SharedStorage {
     union {
       QTile Q;
-      OTile O;  // over Q: a warp writes only rows of which it alone has read the queries, or waits for the other
+      unsigned char O[codes ? sizeof(QTile) : sizeof(OTile)];
     };
     KTile K;
     VTile V;
     union {
       float sums[sums_in_shared ? 2 * m_tiles : 1][sums_in_shared ? threads : 1];  // one place for each thread
       bool unsound[2][column_warps > 1 ? row_warps : 1];                           // of each warp: some of O is not finite
+      unsigned char rest_of_O[lacking_bytes];
     };
   };
-  static_assert(column_warps == 1 || !sums_in_shared);
+  static_assert(column_warps == 1 || !(sums_in_shared || codes));
 
   __device__ __forceinline__ static tile::BlockCoordinates block_of(const AttentionArgs& args, int block_idx) {
     const int num_tiles = tile::ceil_div(args.seq_q, block_q);
@@ -101,6 +112,8 @@ template <ForwardConfig config>
 struct ForwardSm80 {
   using Shape = ForwardSm80Shape<config>;
   using Element = typename Shape::Element;
+  using Query = typename Shape::Query;
+  using Key = typename Shape::Key;
   using QTile = typename Shape::QTile;
   using OTile = typename Shape::OTile;
   using KTile = typename Shape::KTile;
@@ -112,7 +125,8 @@ struct ForwardSm80 {
   static constexpr int block_q = config.block_q, block_kv = config.block_kv, threads = Shape::threads;
   static constexpr int dim_v = Shape::dim_v, rows_per_warp = Shape::rows_per_warp, m_tiles = Shape::m_tiles;
   static constexpr int q_steps = Shape::q_steps, log2_P_scale = Shape::log2_P_scale;
-  static constexpr bool floats = Shape::floats, split = Shape::split, Q_in_registers = Shape::Q_in_registers;
+  static constexpr bool floats = Shape::floats, split = Shape::split, codes = Shape::codes;
+  static constexpr bool Q_in_registers = Shape::Q_in_registers;
   static constexpr bool sums_in_shared = Shape::sums_in_shared, repairs_rows = Shape::repairs_rows;
   static constexpr int column_warps = Shape::column_warps;
   using Scores = float[m_tiles][block_kv / 8][4];
@@ -138,14 +152,14 @@ struct ForwardSm80 {
                                          int head, int first_query)
       : args(arguments), storage(shared), sequence(s), head_idx(head), q_begin(first_query), score(arguments, s, head) {}
 
-  __device__ __forceinline__ tile::Rows<const Element> keys(const TensorView& view) const {
-    auto result = tile::key_rows<const Element, features>(view, sequence, head_idx / args.group);
+  __device__ __forceinline__ tile::Rows<const Key> keys(const TensorView& view) const {
+    auto result = tile::key_rows<const Key, features>(view, sequence, head_idx / args.group);
     result.count = sequence.visible_kv;
     return result;
   }
 
   __device__ __forceinline__ void load_Q() {
-    const auto from = tile::query_rows<const Element, features>(args.Q, sequence, head_idx).from(q_begin);
+    const auto from = tile::query_rows<const Query, features>(args.Q, sequence, head_idx).from(q_begin);
     tile::copy_tile_async<threads, config.head_dim, QTile>(Q_smem, from, thread);
     ptx::copy_async_commit();
   }
@@ -173,7 +187,7 @@ struct ForwardSm80 {
   /// S = Q K^T.
   __device__ __forceinline__ void multiply_keys(Scores& S) {
     const unsigned K_address = tile::b_transposed_address<KTile>(K_smem, 0, ptx::hide_from_compiler(lane));
-    tile::multiply<type, q_steps>(
+    tile::multiply<key_type(features), q_steps>(
         S,
         [&](unsigned(&A)[4], int m, int step) {
           if constexpr (Q_in_registers) {
@@ -211,6 +225,9 @@ struct ForwardSm80 {
           ptx::ldmatrix_x4_trans(B, VTile::step(V_address, 2 * n) + step * 16 * 128);
         });
   }
+
+  /// O = O * rescale + P V of codes (forward/sm89_fp8.cuh).
+  __device__ __forceinline__ void add_code_values(const Scores& P, const float (&rescale)[m_tiles][2]);
 
   /// The same two products for floats on tensor cores (tf32.cuh), and on CUDA cores (fp32.cuh), where O is rescaled, too.
   __device__ __forceinline__ void multiply_split_keys(Scores& S) const;
@@ -264,12 +281,20 @@ struct ForwardSm80 {
       copies.move_K(distance);
       if (next_idx >= tiles.begin) copies.template load_K<false>();
       if (!score.template all_visible<block_q, block_kv>(q_begin, kv_begin)) {
-        ptx::path<split ? "forward/tf32 edge tile" : floats ? "forward/fp32 edge tile" : "forward/sm80 edge tile">();
+        if constexpr (codes) {
+          ptx::path<"forward/sm89_fp8 edge tile">();
+        } else {
+          ptx::path<split ? "forward/tf32 edge tile" : floats ? "forward/fp32 edge tile" : "forward/sm80 edge tile">();
+        }
         score_tile<true>(S, kv_begin);
       } else if constexpr (!tile::Score<features>::linear) {
-        ptx::path<split    ? "forward/tf32 inner tile with options"
-                  : floats ? "forward/fp32 inner tile with options"
-                           : "forward/sm80 inner tile with options">();
+        if constexpr (codes) {
+          ptx::path<"forward/sm89_fp8 inner tile with options">();
+        } else {
+          ptx::path<split    ? "forward/tf32 inner tile with options"
+                    : floats ? "forward/fp32 inner tile with options"
+                             : "forward/sm80 inner tile with options">();
+        }
         score_tile<false>(S, kv_begin);
       }
       float rescale[m_tiles][2];
@@ -283,6 +308,8 @@ struct ForwardSm80 {
       if constexpr (features.dropout) drop_tile(S, kv_begin);
       if constexpr (floats && !split) {
         add_float_values(S, rescale);
+      } else if constexpr (codes) {
+        add_code_values(S, rescale);
       } else {
         rescale_output(rescale);
         if constexpr (split) {
@@ -385,7 +412,9 @@ __device__ __forceinline__ void ForwardSm80<config>::finish() {
   float lse[m_tiles][2];
   float largest_score = -tile::infinity;
   float check = 0;  // becomes NaN if an output is not finite, or too small to be split
-  if constexpr (column_warps > 1) __syncthreads();  // both warps have read their queries, over which O is written
+  // Both warps have read their queries, over which O is written; of codes all warps have read K and V.
+  if constexpr (column_warps > 1 || codes) __syncthreads();
+  const float v_scale = codes ? tile::head_scale<features>(args.V_scale, sequence.batch_idx, head_idx / args.group) : 1;
 #pragma unroll
   for (int m = 0; m < m_tiles; ++m) {
 #pragma unroll
@@ -397,6 +426,7 @@ __device__ __forceinline__ void ForwardSm80<config>::finish() {
         lse[m][half] = tile::exact_lse(rows[m].max[half], score.unit_scale(), rows[m].total(half), sink);
       }
       if constexpr (features.dropout) factor *= args.keep_scale;
+      if constexpr (codes) factor *= v_scale;
       if (!used) factor = 0, lse[m][half] = -tile::infinity;
       if (args.lse != nullptr && place.column == 0 && column_warp == 0 && i < sequence.rows_q) {
         args.lse[tile::statistics_offset<features>(args, sequence, head_idx) + i] = lse[m][half];
@@ -416,7 +446,10 @@ __device__ __forceinline__ void ForwardSm80<config>::finish() {
       float largest = 0;
 #pragma unroll
       for (int n = 0; n < dim_v / 8; ++n) {
-        float first = O[m][n][2 * half] * factor, second = O[m][n][2 * half + 1] * factor;
+        // A thread has columns 4 t to 4 t + 3 of two blocks of codes (add_code_values), else 2 t and 2 t + 1 of each block.
+        float first = codes ? O[m][n / 2 * 2][2 * half + n % 2] : O[m][n][2 * half];
+        float second = codes ? O[m][n / 2 * 2 + 1][2 * half + n % 2] : O[m][n][2 * half + 1];
+        first *= factor, second *= factor;
         if (factor == 0) first = second = 0;
         if constexpr (repairs_rows) check = ptx::fma(first, 0, ptx::fma(second, 0, check));
         if constexpr (split) largest = ptx::max(largest, ptx::max(ptx::abs(first), ptx::abs(second)));
@@ -424,6 +457,9 @@ __device__ __forceinline__ void ForwardSm80<config>::finish() {
           const unsigned offset = split ? OTile::offset(row, 2 * n + place.column / 4) + place.column % 4 * 4
                                         : tile::fma_offset<OTile>(row, n, lane % 4);
           ptx::store_shared(Q_smem + offset, ptx::Vector<float, 2>{{first, second}});
+        } else if constexpr (codes) {
+          const unsigned offset = OTile::offset(row, n / 2 * 2 + place.column / 4) + place.column % 4 * 4 + n % 2 * 4;
+          ptx::store_shared(Q_smem + offset, ptx::pack<type>(first, second));
         } else {
           ptx::store_shared(Q_smem + OTile::offset(row, column_warp * (dim_v / 8) + n) + 2 * place.column,
                             ptx::pack<type>(first, second));
@@ -452,9 +488,13 @@ __device__ __forceinline__ void ForwardSm80<config>::finish() {
 #pragma unroll
           for (int half = 0; half < 2; ++half) row_lse = r / 8 == 2 * m + half ? lse[m][half] : row_lse;
         }
-        ptx::path<split    ? "forward/tf32 repaired row"
-                  : floats ? "forward/fp32 repaired row"
-                           : "forward/sm80 repaired row">();
+        if constexpr (codes) {
+          ptx::path<"forward/sm89_fp8 repaired row">();
+        } else {
+          ptx::path<split    ? "forward/tf32 repaired row"
+                    : floats ? "forward/fp32 repaired row"
+                             : "forward/sm80 repaired row">();
+        }
         row_lse = ptx::shuffle(row_lse, r % 8 * 4);
         if constexpr (split) row_lse = repair_lse<config>(args, sequence, head_idx, q_begin + warp_row + r, row_lse);
         repair_output<config, OTile>(args, sequence, head_idx, q_begin + warp_row + r, row_lse, Q_smem, warp_row + r);

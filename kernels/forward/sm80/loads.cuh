@@ -78,7 +78,7 @@ struct PagedPlaces {
 /// The first tile begins at key kv_begin. Only this tile may have rows at its end that do not exist.
 template <typename Kernel, bool paged>
 struct KeyCopies {
-  using Element = const typename Kernel::Element;
+  using Element = const typename Kernel::Key;
 
   const Kernel& kernel;
   tile::TileCopy<Kernel::threads, Kernel::head_dim, typename Kernel::KTile, Element> K;
@@ -105,7 +105,7 @@ struct KeyCopies {
 
 template <typename Kernel>
 struct KeyCopies<Kernel, true> {
-  using Element = const typename Kernel::Element;
+  using Element = const typename Kernel::Key;
 
   const Kernel& kernel;
   PagedPlaces<Kernel::threads, Kernel::block_kv> places;

@@ -10,9 +10,12 @@
 
 namespace flash_attention::plan {
 
-int swizzled_tile_bytes(const Problem& problem, int rows, std::int64_t columns) {
-  const std::int64_t row_bytes = columns * static_cast<std::int64_t>(size_of(problem.dtype));
+int swizzled_tile_bytes(Dtype dtype, int rows, std::int64_t columns) {
+  const std::int64_t row_bytes = columns * static_cast<std::int64_t>(size_of(dtype));
   return static_cast<int>((row_bytes + 127) / 128) * rows * 128;
+}
+int swizzled_tile_bytes(const Problem& problem, int rows, std::int64_t columns) {
+  return swizzled_tile_bytes(problem.dtype, rows, columns);
 }
 
 std::string reject_mma_problem(const Problem& problem, const DeviceInfo& device, std::int64_t max_dim) {
@@ -38,9 +41,12 @@ bool has_fp32_products(const Problem& problem) {
 
 int MmaForwardTile::shared_bytes(const Problem& problem) const {
   const std::int64_t v_columns = abi::forward_sm80_value_columns(static_cast<int>(problem.head_dim_v));
-  const int tiles = swizzled_tile_bytes(problem, block_q, std::max(problem.head_dim, v_columns)) +
-                    swizzled_tile_bytes(problem, block_kv, problem.head_dim) +
-                    swizzled_tile_bytes(problem, block_kv, v_columns);
+  const int Q = swizzled_tile_bytes(*problem.q_dtype, block_q, problem.head_dim);
+  const int K = swizzled_tile_bytes(*problem.kv_dtype, block_kv, problem.head_dim);
+  const int V = swizzled_tile_bytes(*problem.kv_dtype, block_kv, v_columns);
+  const int O = swizzled_tile_bytes(problem.dtype, block_q, v_columns);
+  const bool codes = *problem.q_dtype != problem.dtype;  // O is over Q, of codes over K and V, too
+  const int tiles = codes ? std::max(Q + K + V, O) : std::max(Q, O) + K + V;
   if (has_fp32_products(problem)) return tiles + mma_small_bytes + swizzled_tile_bytes(problem, block_q, block_kv);  // P
   // ForwardSm80Shape::sums_in_shared: for kernels whose S and O fill the registers, including wide heads.
   const std::int64_t m_tiles = block_q / num_warps / 16, dim_v = mma_tiles(problem.head_dim_v, 16) * 16;

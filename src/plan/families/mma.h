@@ -22,7 +22,8 @@ constexpr int mma_backward_warps = 8;
 inline std::int64_t mma_tiles(std::int64_t rows, int block) { return (rows + block - 1) / block; }
 
 /// Bytes of a tile::SwizzledTile: panels of 128 bytes a row.
-int swizzled_tile_bytes(const Problem& problem, int rows, std::int64_t columns);
+int swizzled_tile_bytes(Dtype dtype, int rows, std::int64_t columns);
+int swizzled_tile_bytes(const Problem& problem, int rows, std::int64_t columns);  // of Problem::dtype
 
 /// Whether products are those of forward/fp32 and backward/fp32.
 bool has_fp32_products(const Problem& problem);

@@ -160,8 +160,8 @@ bool takes_masks_of_programs(const plan::KernelEntry& entry) {
   Problem small{.seq_q = 64, .seq_kv = 64, .head_dim = 64, .dtype = Dtype::float16, .program = "v = eq i j\nvisible = v\n"};
   if (entry.name.ends_with("/tf32")) small.dtype = Dtype::float32, small.precision = Precision::fast;
   if (entry.name.ends_with("/fp32")) small.dtype = Dtype::float32, small.precision = Precision::ieee;
-  const DeviceInfo device =
-      device_info({.kind = DeviceKind::emulator, .emulated_arch = entry.name.ends_with("90") ? 90 : 80});
+  if (entry.takes.narrow_queries && entry.name.ends_with("_fp8")) small.q_dtype = small.kv_dtype = Dtype::float8_e4m3;
+  const DeviceInfo device = device_info({.kind = DeviceKind::emulator, .emulated_arch = emulated_arch_of(entry.name)});
   try {
     make_plan(small, entry.pass, device, entry.name);
   } catch (const Error&) {
@@ -227,6 +227,11 @@ Domain& Domain::only(Factor factor, const std::vector<std::string_view>& levels)
   return *this;
 }
 
+int emulated_arch_of(std::string_view kernel) {
+  const auto has = [&](std::string_view part) { return kernel.find(part) != std::string_view::npos; };
+  return has("sm90") ? 90 : has("sm89") ? 89 : 80;
+}
+
 Domain domain_of(std::string_view kernel) {
   const auto table = plan::kernel_table();
   const auto entry = std::find_if(table.begin(), table.end(), [&](const auto& e) { return e.name == kernel; });
@@ -261,11 +266,14 @@ Domain domain_of(std::string_view kernel) {
     domain.only(latent, {"on"}).only(head_dim, {"512..576"}).without(dtype, {"float32"}).without(kv_scales, {"token"});
     domain.without(layout, {"odd", "fours"}).without(scale, {"negative", "zero"});
   }
-  if (kernel == "forward/sm90_fp8") {
+  if (kernel.ends_with("_fp8")) {
     domain.without(narrow_queries, {"off"}).without(kv_scales, {"token"}).without(dtype, {"float32"});
     domain.without(head_dim, {"8", "any", "264..504", "512..576"}).without(scale, {"negative", "zero"});
+    domain.without(layout, {"odd", "fours"});
+  }
+  if (kernel == "forward/sm90_fp8") {
     domain.only(bias, {"off"}).only(mask, {"off"}).only(dropout, {"off"});
-    domain.without(layout, {"odd", "fours", "broadcast", "reversed"});
+    domain.without(layout, {"broadcast", "reversed"});
     domain.without(queries, {"0"}).without(keys, {"0"}).without(batch, {"0"});
   }
   if (kernel == "forward/sm90") domain.without(page_size, {"1", "few", "whole"});

@@ -99,4 +99,7 @@ class Domain {
 /// take all that is taken at all.
 Domain domain_of(std::string_view kernel);
 
+/// The architecture on which the emulator runs the kernel.
+int emulated_arch_of(std::string_view kernel);
+
 }  // namespace flash_attention::fuzz

@@ -88,14 +88,14 @@ TEST(ForwardSm90Fp8Choice, IsThePlannersOnHopperAlone) {
   Problem p{.seq_q = 300, .seq_kv = 300, .head_dim = 128, .dtype = Dtype::bfloat16};
   p.q_dtype = p.kv_dtype = Dtype::float8_e4m3;
   EXPECT_EQ(make_plan(p, Pass::forward, typical_gpu(90)).kernel, fp8_kernel);
-  EXPECT_EQ(make_plan(p, Pass::forward, typical_gpu(89)).kernel, "forward/portable");
+  EXPECT_EQ(make_plan(p, Pass::forward, typical_gpu(89)).kernel, "forward/sm89_fp8");
   const auto chosen_with = [&](auto change) {
     Problem other = p;
     change(other);
     return make_plan(other, Pass::forward, typical_gpu(90)).kernel;
   };
   EXPECT_EQ(chosen_with([](Problem& o) { o.sink = o.alibi = true; }), fp8_kernel);
-  EXPECT_EQ(chosen_with([](Problem& o) { o.dropout_p = 0.1f; }), "forward/portable");
+  EXPECT_EQ(chosen_with([](Problem& o) { o.dropout_p = 0.1f; }), "forward/sm89_fp8");
   EXPECT_EQ(chosen_with([](Problem& o) { o.dtype = Dtype::float32; }), "forward/portable");
   EXPECT_EQ(chosen_with([](Problem& o) { o.kv_scales = ScaleKind::token; }), "forward/portable");
 }

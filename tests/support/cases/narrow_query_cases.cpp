@@ -1,5 +1,6 @@
 #include "support/cases/contract.h"
 #include "support/cases/make_case.h"
+#include "support/oracle/pages.h"
 
 namespace flash_attention::testing {
 
@@ -56,6 +57,31 @@ std::vector<Case> narrow_query_cases(Dtype dtype) {
   add("q8_sink_used", e4m3, ScaleKind::tensor, [](Case& c, Problem& p) {
     p.sink = true, p.batch = 2, p.seqused_q = p.seqused_kv = true, c.seqused_q = {67, 40}, c.seqused_kv = {60, 131};
   });
+  add("q8_late", e4m3, ScaleKind::head, [](Case& c, Problem& p) {  // the largest scores come last, rows are long
+    c.draw = Draw::peaked, p.seq_kv = 700, p.head_dim = 128, p.head_dim_v = 64, p.heads_q = p.heads_kv = 1;
+  });
+  add("q8_wide_values", e5m2, ScaleKind::head, [](Case& c, Problem& p) {
+    p.head_dim = 32, p.head_dim_v = 256, c.nan_value = 80, p.causal = true, p.seq_q = 131;
+  });
+  add("q8_narrow_values", e4m3, ScaleKind::none, [](Case&, Problem& p) { p.head_dim = 208, p.head_dim_v = 16; });
+  add("q8_bias", e4m3, ScaleKind::head, [](Case& c, Problem& p) {
+    p.bias = over(p, true, true, true), p.causal = true, c.lowest_bias = true, p.head_dim = 80, p.head_dim_v = 48;
+  });
+  add("q8_mask", e5m2, ScaleKind::head, [](Case& c, Problem& p) {
+    p.seq_q = 131, p.mask = over(p, true, true, true), p.softcap = 4, c.nan_value = 30, p.head_dim = 128;
+  });
+  add("q8_pages", e4m3, ScaleKind::head, [](Case& c, Problem& p) {
+    p.batch = 3, p.heads_q = 4, put_in_pages(c, 7, {131, 60, 1}), p.causal = true, p.head_dim = 128;
+  });
+  add("q8_left_padding", e4m3, ScaleKind::none, [](Case& c, Problem& p) {
+    p.batch = 2, p.left_padding = p.alibi = true, c.left_padding = {70, 5}, p.window_left = 50, p.seq_q = 131;
+  });
+  add("q8_hidden_rows", e4m3, ScaleKind::head, [](Case& c, Problem& p) {
+    p.seq_q = p.seq_kv = 300, p.head_dim = 128, c.document = 90, p.hidden_rows.bounds = 2, c.nan_value = 40;
+    make_masks_dense(p);
+  });
+  add("q8_dropout", e4m3, ScaleKind::tensor,
+      [](Case& c, Problem& p) { p.dropout_p = 0.3f, p.causal = true, c.nan_value = 60, p.seq_q = 131; });
   add("q8_no_keys", e4m3, ScaleKind::none, [](Case&, Problem& p) { p.seq_kv = 0; });
   return cases;
 }
