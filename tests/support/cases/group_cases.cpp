@@ -1,5 +1,6 @@
 #include "support/cases/contract.h"
 #include "support/cases/make_case.h"
+#include "support/oracle/pages.h"
 
 namespace flash_attention::testing {
 
