@@ -8,12 +8,14 @@
 namespace flash_attention::plan {
 namespace {
 
-/// 32 rows a warp if so many fit in registers, else 16: pages need some, too, and on sm_90 codes become 16 bits in
-/// registers before each product.
+/// sm_90, sm_100 and sm_103 have no 8-bit mma.sync: the assembler makes 16 bits of codes in registers before each product.
+bool unpacks_codes(const DeviceInfo& device) { return device.arch >= 90 && device.arch < 120; }
+
+/// 32 rows a warp if so many fit in registers, else 16: pages need some, and unpacked codes.
 MmaForwardTile tile_of(const Request& r, int block_q, int block_kv) {
   const std::int64_t dim = std::max(r.problem.head_dim, r.problem.head_dim_v);
   const bool wide_warps = block_q == 128 && block_kv <= 64 && dim <= 128 && !r.features.touches_scores() &&
-                          !r.features.paged && r.device.arch != 90;
+                          !r.features.paged && !unpacks_codes(r.device);
   return {block_q, block_kv, block_q / (wide_warps ? 32 : 16)};
 }
 
