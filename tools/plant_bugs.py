@@ -55,8 +55,9 @@ EXPLAINED = "not found by the emulator:"
 OVERDUE = "still running"  # found nothing: a kernel that hangs is a deadlock, which the emulator names
 
 CALL = re.compile(
-    r"(?:ptx::(?:barrier_|mbarrier_|cluster_|copy_async_|wgmma_|bulk_)(?:sync|sync_apart|arrive|wait|commit|fence|init|init_fence|"
-    r"arrive_expect_tx|mbarrier_arrive|wait_read)|ptx::fence_\w+|__syncthreads|__syncwarp)(?:<[^;{}]*?>)?\("
+    r"(?:ptx::(?:barrier_|mbarrier_|cluster_|copy_async_|wgmma_|bulk_|tmem_|tcgen05_)(?:sync|sync_apart|arrive|wait|commit|"
+    r"fence|init|init_fence|arrive_expect_tx|mbarrier_arrive|wait_read|wait_load|wait_store|fence_before|fence_after|dealloc)|"
+    r"ptx::fence_\w+|__syncthreads|__syncwarp)(?:<[^;{}]*?>)?\("
 )
 GROUPS = re.compile(r"((?:copy_async|wgmma|bulk)_wait(?:_read)?)<(\d+)>")
 PHASE = re.compile(r"^ptx::mbarrier_wait\((.*)\)$", re.DOTALL)

@@ -25,7 +25,8 @@ Json counters_json(const emulator::Counters& c) {
   json.add("blocks", c.blocks).add("threads", c.threads).add("shared_requests", c.shared_requests);
   json.add("shared_wavefronts", c.shared_wavefronts).add("shared_wavefronts_ideal", c.shared_wavefronts_ideal);
   json.add("global_requests", c.global_requests).add("global_sectors", c.global_sectors).add("bulk_bytes", c.bulk_bytes);
-  json.add("mma_flops", c.mma_flops).add("wgmma_flops", c.wgmma_flops).add("fma_flops", c.fma_flops);
+  json.add("mma_flops", c.mma_flops).add("wgmma_flops", c.wgmma_flops);
+  json.add("tcgen05_flops", c.tcgen05_flops).add("fma_flops", c.fma_flops);
   return json.add("barrier_waits", c.barrier_waits).add("mbarrier_waits", c.mbarrier_waits);
 }
 

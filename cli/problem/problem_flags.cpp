@@ -284,7 +284,7 @@ std::vector<Flag> problem_flags() {
   return flags +
          std::vector<Flag>{
              {"device", "D", "cpu, cuda, cuda:N, emulator or best", "best"},
-             {"arch", "A", "architecture that the emulator plays (sm_80, sm_89, sm_90, sm_120), or of the plan (sm_75 to sm_121)"},
+             {"arch", "A", "architecture that the emulator plays (sm_80, sm_89, sm_90, sm_100, sm_120), or of the plan (sm_75 to sm_121)"},
              {"kernel", "NAME", "use this kernel instead of the planner's choice; `plan` lists them"},
              {"tile", "Q,KV",
               "queries and keys of a tile of a GPU's forward kernel, for experiments; refused if it does not fit"},

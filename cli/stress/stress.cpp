@@ -188,7 +188,7 @@ const Verb stress_verb{
      {"part", "N/M", "only the N-th of M parts of the work"},
      {"lines", "", "a line of JSON before and after each problem, as --jobs reads them"},
      {"device", "D", "cpu, cuda, cuda:N, emulator or best", "best"},
-     {"arch", "A", "architecture that the emulator plays: sm_80, sm_89, sm_90, sm_120"},
+     {"arch", "A", "architecture that the emulator plays: sm_80, sm_89, sm_90, sm_100, sm_120"},
      {"domain", "NAME", "draw problems that this kernel supports [= --kernel, or several kernels in turn]"},
      {"kernel", "NAME", "use this kernel; all: every kernel that supports a problem [= the planner's choice]"},
      {"json", "", "print JSON"}},

@@ -15,7 +15,7 @@ constexpr std::array<GpuFacts, 9> table{{
     {86, "A10", 72, 99 << 10, 6, Knowledge::compiled},
     {89, "L40S", 142, 99 << 10, 96, Knowledge::emulated},
     {90, "H200", 132, 227 << 10, 50, Knowledge::measured},
-    {100, "B200", 148, 227 << 10, 126, Knowledge::compiled},
+    {100, "B200", 148, 227 << 10, 126, Knowledge::emulated},
     {103, "B300", 148, 227 << 10, 126, Knowledge::compiled},
     {120, "RTX 5090", 170, 99 << 10, 96, Knowledge::emulated},
     {121, "GB10", 48, 99 << 10, 24, Knowledge::compiled},

@@ -43,7 +43,7 @@ TEST(Emulator, EmulatesFourArchitectures) {
     ADD_FAILURE() << "it plays sm_75";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::unavailable);
-    EXPECT_NE(std::string(error.what()).find("sm_80, sm_89, sm_90, sm_120, not sm_75"), std::string::npos) << error.what();
+    EXPECT_NE(std::string(error.what()).find("sm_80, sm_89, sm_90, sm_100, sm_120, not sm_75"), std::string::npos) << error.what();
   }
 }
 

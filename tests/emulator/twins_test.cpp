@@ -49,9 +49,9 @@ bool calls(std::string_view text, std::string_view name) {
 
 TEST(Wrappers, HaveATwinAndACase) {
   // What asks the compiler or the cache for something and changes no value.
-  const std::set<std::string> without_effect{
-      "wgmma_pin",   "hide_from_compiler", "registers_increase", "registers_decrease",
-      "prefetch_l2", "tma_prefetch",       "tma_prefetch_4d",    "path"};
+  const std::set<std::string> without_effect{"wgmma_pin",          "tmem_pin",           "hide_from_compiler",
+                                             "registers_increase", "registers_decrease", "prefetch_l2",
+                                             "tma_prefetch",       "tma_prefetch_4d",    "path"};
   const WrapperCases& cases = wrapper_cases();
   int wrappers = 0;
   for (const jit::EmbeddedFile& file : jit::embedded_files()) {

@@ -42,6 +42,11 @@ struct WrapperCase {
   double tolerance = 0;  // relative, of floats; 0: the same bits
 };
 
+/// Whether a GPU has a case's instructions: sm_100 has tensor memory in place of wgmma.
+inline bool has_instructions(int arch, const WrapperCase& c) {
+  return c.arch >= 100 ? arch == 100 || arch == 103 : c.arch == 90 ? arch == 90 : c.arch <= arch;
+}
+
 /// The parameter of every test kernel. Where several cases are one unit, `which` says whose kernel runs.
 struct WrapperArgs {
   abi::TensorMap maps[4];

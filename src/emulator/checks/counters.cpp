@@ -23,6 +23,7 @@ Counters& Counters::operator+=(const Counters& other) {
   bulk_bytes += other.bulk_bytes;
   mma_flops += other.mma_flops;
   wgmma_flops += other.wgmma_flops;
+  tcgen05_flops += other.tcgen05_flops;
   fma_flops += other.fma_flops;
   barrier_waits += other.barrier_waits;
   mbarrier_waits += other.mbarrier_waits;
@@ -65,6 +66,7 @@ std::string to_string(const Counters& counters) {
   line("bulk copies, bytes", counters.bulk_bytes);
   line("mma FLOPs", counters.mma_flops);
   line("wgmma FLOPs", counters.wgmma_flops);
+  if (counters.tcgen05_flops != 0) line("tcgen05 FLOPs", counters.tcgen05_flops);
   line("fma FLOPs", counters.fma_flops);
   line("warps that came to a barrier", counters.barrier_waits);
   line("waits of threads at an mbarrier", counters.mbarrier_waits);

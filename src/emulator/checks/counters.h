@@ -19,6 +19,7 @@ struct Counters {
   std::uint64_t bulk_bytes = 0;               ///< moved by TMA and bulk copies, either way
   std::uint64_t mma_flops = 0;                ///< mma.sync and wmma
   std::uint64_t wgmma_flops = 0;
+  std::uint64_t tcgen05_flops = 0;
   std::uint64_t fma_flops = 0;       ///< ptx::fma, two each
   std::uint64_t barrier_waits = 0;   ///< warps that arrived at __syncthreads or bar.sync
   std::uint64_t mbarrier_waits = 0;  ///< waits for a phase, of single threads

@@ -28,6 +28,8 @@ std::string describe_wait(const Thread& thread) {
       return "wgmma_wait (not every thread of the warpgroup has issued the product)";
     case Wait::registers:
       return "registers_increase to " + std::to_string(thread.wait_key) + " (the pool has too few)";
+    case Wait::tensor_memory:
+      return "tmem_alloc of " + std::to_string(thread.wait_key) + " columns (this block holds too many itself)";
     case Wait::other_block:
       return "a value that another block has to write";
     case Wait::nothing:

@@ -121,6 +121,7 @@ bool Races::happened(const Touch& touch, const Clocks& known) const {
     case Touch::Kind::thread:
     case Touch::Kind::bulk_load:
     case Touch::Kind::wgmma:
+    case Touch::Kind::tensor_product:
       return knows_of(known, touch.actor) >= touch.clock;
     case Touch::Kind::copy:
     case Touch::Kind::bulk_store: {
@@ -256,6 +257,27 @@ void Races::wgmma_reads(const Thread& thread, const Clocks& known, std::uint32_t
              thread.index / 32);
 }
 
+void Races::tensor_product_reads(const Thread& thread, std::uint32_t actor, std::uint32_t product, const SharedPlace& place,
+                                 std::size_t bytes) {
+  check_read(place, bytes, thread.known, {product, static_cast<std::uint16_t>(actor), Touch::Kind::tensor_product},
+             thread.index / 32);
+}
+
+Clocks Races::known_loads(const Thread& thread) const {
+  Clocks known;
+  for (const auto& [place, order] : mbarriers_) {
+    if (known.size() <= order.actor) known.resize(order.actor + 1);
+    known[order.actor] = knows_of(thread.known, order.actor);
+  }
+  return known;
+}
+
+std::uint32_t Races::add_actors(std::uint32_t count) {
+  const std::uint32_t first = actors_;
+  actors_ += count;
+  return first;
+}
+
 void Races::finish_wgmma(Thread& thread, std::uint32_t ops) {
   const std::uint32_t actor = wgmma_actor(thread);
   thread.known[actor] = std::max(thread.known[actor], ops);
@@ -280,6 +302,8 @@ std::string Races::describe(const Touch& touch) const {
       return "a bulk load";
     case Touch::Kind::wgmma:
       return "a wgmma of warpgroup " + std::to_string((touch.actor - threads_) % warpgroups_of_block());
+    case Touch::Kind::tensor_product:
+      return "a product of tensor memory";
     default:
       return thread(touch.actor);
   }

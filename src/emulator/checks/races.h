@@ -16,7 +16,7 @@ struct Warp;
 
 /// An actor's knowledge of all actors: everything that actor a did up to known[a] happened before. Actors are the
 /// threads of the cluster, then its warpgroups as users of wgmma, then the launch before, then its mbarriers, which
-/// announce bulk copies.
+/// announce bulk copies, and users of tensor memory (checks/tensor_order.h).
 using Clocks = std::vector<std::uint32_t>;
 
 void join(Clocks& known, const Clocks& other);  ///< what either knows
@@ -24,7 +24,7 @@ void meet(Clocks& known, const Clocks& other);  ///< what both know
 
 /// The last actor that touched a word of memory.
 struct Touch {
-  enum class Kind : std::uint8_t { none, thread, copy, bulk_store, bulk_load, wgmma };
+  enum class Kind : std::uint8_t { none, thread, copy, bulk_store, bulk_load, wgmma, tensor_product };
   std::uint32_t clock = 0;  // the actor's; of a copy or bulk store, its number in Races::in_flight_
   std::uint16_t actor = 0;
   Kind kind = Kind::none;
@@ -87,6 +87,15 @@ class Races {
   void wgmma_reads(const Thread& thread, const Clocks& known, std::uint32_t op, const SharedPlace& place,
                    std::size_t bytes);
   void finish_wgmma(Thread& thread, std::uint32_t ops);
+  /// The `product`-th product of tensor memory reads an operand. `actor` stands for those products.
+  void tensor_product_reads(const Thread& thread, std::uint32_t actor, std::uint32_t product, const SharedPlace& place,
+                            std::size_t bytes);
+
+  /// The bulk loads of which the thread knows: they had landed before the products that it issues, and before their end.
+  Clocks known_loads(const Thread& thread) const;
+
+  /// So many actors more, for the rest of the cluster's run; returns the first one's number.
+  std::uint32_t add_actors(std::uint32_t count);
 
  private:
   bool happened(const Touch& touch, const Clocks& known) const;

@@ -116,6 +116,21 @@ void mbarrier_complete(const SharedPlace& place, int bytes, const char* doing) {
   complete_phase(place, state);
 }
 
+void mbarrier_arrive_of_products(const SharedPlace& place, const Clocks& known) {
+  Scheduler& scheduler = Scheduler::current();
+  State64 state = read_state(place);
+  if (state.count == uninitialised_count || state.count == 0)
+    return scheduler.fail_async(*place.block, "tcgen05_commit", "the mbarrier was not initialised");
+  if (state.pending == 0) {
+    return scheduler.fail_async(
+        *place.block, "tcgen05_commit",
+        "more arrivals in a phase than the " + std::to_string(state.count) + " the mbarrier was initialised for");
+  }
+  --state.pending;
+  join(scheduler.races().mbarrier(*place.block, place.offset).arrived, known);
+  complete_phase(place, state);
+}
+
 bool mbarrier_test(unsigned address, unsigned parity) {
   if (!completed(address, parity, "mbarrier_test")) {
     Scheduler::current().yield();

@@ -26,4 +26,9 @@ void wgmma_fence();
 void wgmma_commit();
 void wgmma_wait(int pending);
 
+// tensor_product.cpp, asynchronous products of tensor memory; tensor_memory.h has what warps do with it.
+void tensor_product(const TensorProductOperand& operand);
+void tensor_commit(unsigned barrier);  // an arrival when the thread's products are done
+void tensor_fence(bool after);         // before or after threads meet
+
 }  // namespace flash_attention::emulator

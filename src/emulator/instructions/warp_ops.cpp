@@ -3,6 +3,7 @@
 #include <string>
 
 #include "emulator/instructions/matrix_ops.h"
+#include "emulator/instructions/tensor_memory.h"
 #include "emulator/machine/scheduler.h"
 
 namespace flash_attention::emulator {
@@ -78,6 +79,27 @@ void perform(WarpOp op, void* const* operands, int lanes) {
     case WarpOp::wmma_store:
       wmma_store(operands);
       break;
+    case WarpOp::tmem_alloc:
+      tmem_alloc(operands);
+      break;
+    case WarpOp::tmem_relinquish:
+      tmem_relinquish();
+      break;
+    case WarpOp::tmem_dealloc:
+      tmem_dealloc(operands);
+      break;
+    case WarpOp::tmem_load:
+      tmem_load(operands);
+      break;
+    case WarpOp::tmem_store:
+      tmem_store(operands);
+      break;
+    case WarpOp::tmem_wait_load:
+      tmem_wait_load();
+      break;
+    case WarpOp::tmem_wait_store:
+      tmem_wait_store();
+      break;
   }
 }
 
@@ -109,7 +131,14 @@ void record(Recorder& recorder, const Thread& thread, WarpOp op, const void* ope
     case WarpOp::shuffle:
     case WarpOp::vote:
     case WarpOp::elect:
-      ++work.warp_instructions;
+    case WarpOp::tmem_alloc:
+    case WarpOp::tmem_relinquish:
+    case WarpOp::tmem_dealloc:
+    case WarpOp::tmem_load:
+    case WarpOp::tmem_store:
+    case WarpOp::tmem_wait_load:
+    case WarpOp::tmem_wait_store:
+      ++work.warp_instructions;  // what tensor memory takes has no rate yet
       break;
     case WarpOp::sync:
       break;
@@ -140,6 +169,20 @@ const char* name_of(WarpOp op) {
       return "wmma_multiply";
     case WarpOp::wmma_store:
       return "wmma_store";
+    case WarpOp::tmem_alloc:
+      return "tmem_alloc";
+    case WarpOp::tmem_relinquish:
+      return "tmem_relinquish";
+    case WarpOp::tmem_dealloc:
+      return "tmem_dealloc";
+    case WarpOp::tmem_load:
+      return "tmem_load";
+    case WarpOp::tmem_store:
+      return "tmem_store";
+    case WarpOp::tmem_wait_load:
+      return "tmem_wait_load";
+    case WarpOp::tmem_wait_store:
+      return "tmem_wait_store";
   }
   return "?";
 }

@@ -78,21 +78,21 @@ std::string gather(const Descriptor& descriptor, MatrixType type, int extent, bo
 
 /// Tiles of 8 rows and 8 columns (n is a multiple of 8), whose sums stay in registers. The 16 products of an
 /// instruction are added together, like those of mma.sync: on sm_90 both have the same bits.
-FLASH_ATTENTION_CLONES void accumulate(float* D, const float* A, const float* B, int n) {
+FLASH_ATTENTION_CLONES void accumulate_rows(float* D, int stride, const float* A, const float* B, int all_rows, int n) {
   constexpr int rows = 8;
   using Columns = double __attribute__((vector_size(64)));
-  for (int first_row = 0; first_row < 64; first_row += rows) {
+  for (int first_row = 0; first_row < all_rows; first_row += rows) {
     for (int column = 0; column < n; column += 8) {
       Columns sum[rows] = {}, b = {};
       for (int i = 0; i < rows; ++i) {
-        for (int j = 0; j < 8; ++j) sum[i][j] = D[(first_row + i) * n + column + j];
+        for (int j = 0; j < 8; ++j) sum[i][j] = D[(first_row + i) * stride + column + j];
       }
       for (int k = 0; k < 16; ++k) {
         for (int j = 0; j < 8; ++j) b[j] = B[k * n + column + j];
         for (int i = 0; i < rows; ++i) sum[i] += static_cast<double>(A[(first_row + i) * 16 + k]) * b;
       }
       for (int i = 0; i < rows; ++i) {
-        for (int j = 0; j < 8; ++j) D[(first_row + i) * n + column + j] = static_cast<float>(sum[i][j]);
+        for (int j = 0; j < 8; ++j) D[(first_row + i) * stride + column + j] = static_cast<float>(sum[i][j]);
       }
     }
   }
@@ -131,6 +131,10 @@ void read_registers(const Wgmma& op, float* A, int depth) {
 
 }  // namespace
 
+void accumulate(float* D, int stride, const float* A, const float* B, int rows, int n) {
+  accumulate_rows(D, stride, A, B, rows, n);
+}
+
 void for_each_operand_chunk(const Wgmma& op, const std::function<void(std::size_t)>& visit) {
   const WgmmaOperand& shape = op.shape;
   if (op.a_registers.empty()) visit_chunks(Descriptor(shape.a_descriptor), shape.type, 64, shape.a_mn_major, visit);
@@ -156,7 +160,7 @@ std::string multiply(const Wgmma& op, const unsigned char* shared, std::size_t s
   if (is_8_bit(shape.type)) {
     add_cut_products(D.data(), A, B, 64, shape.n);
   } else {
-    accumulate(D.data(), A, B, shape.n);
+    accumulate_rows(D.data(), shape.n, A, B, 64, shape.n);
   }
   return {};
 }

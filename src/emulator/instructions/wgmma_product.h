@@ -12,6 +12,10 @@ namespace flash_attention::emulator {
 /// nothing.
 std::string multiply(const Wgmma& op, const unsigned char* shared, std::size_t shared_bytes);
 
+/// D += A B for rows of 16 and 16 rows of n columns, multiples of 8: the sum of 16 products is rounded once. D's rows are
+/// `stride` apart.
+void accumulate(float* D, int stride, const float* A, const float* B, int rows, int n);
+
 /// Calls visit(shared offset) for each 16 bytes that the product reads.
 void for_each_operand_chunk(const Wgmma& op, const std::function<void(std::size_t)>& visit);
 

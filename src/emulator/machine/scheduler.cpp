@@ -63,6 +63,7 @@ void Scheduler::prepare(std::int64_t index, bool recorded) {
     block.registers_free = 0;
     block.hidden_mbarriers.clear();
     block.recorder = recorded ? std::make_unique<Recorder>(rank, (shape_.block + 31) / 32) : nullptr;
+    block.tensor = {};
     block.threads = std::vector<Thread>(static_cast<std::size_t>(shape_.block));
     block.warps.assign(static_cast<std::size_t>((shape_.block + 31) / 32), Warp{});
     block.warpgroups.clear();
@@ -247,6 +248,8 @@ std::string Scheduler::finish() {
                    std::to_string(barrier.expected) + " threads at barrier " + std::to_string(i);
       }
     }
+    if (const std::string left = what_is_left(block.tensor); failure_.empty() && !left.empty())
+      failure_ = "block " + to_string(block.index) + ": ended " + left;
     for (Thread& thread : block.threads) {
       if (!failure_.empty()) break;
       const std::string who = "block " + to_string(block.index) + ", thread " + std::to_string(thread.index) + ": ";
@@ -267,8 +270,8 @@ std::string Scheduler::finish() {
     }
   }
   if (failure_.empty() && async_.run_one()) {
-    failure_ =
-        "block " + to_string(blocks_.front().index) + ": ended while a bulk load into its shared memory was in flight";
+    failure_ = "block " + to_string(blocks_.front().index) +
+               ": ended while a bulk load or a tcgen05_commit into its shared memory was in flight";
   }
   counters_.blocks += static_cast<std::uint64_t>(shape_.cluster);
   counters_.threads += static_cast<std::uint64_t>(shape_.cluster * shape_.block);

@@ -15,6 +15,7 @@
 #include "emulator/machine/fiber.h"
 #include "emulator/machine/random.h"
 #include "emulator/machine/shared_memory.h"
+#include "emulator/machine/tensor_memory.h"
 #include "emulator/machine/warpgroup.h"
 #include "emulator/runtime/interface.h"
 #include "emulator/trace/recorder.h"
@@ -25,7 +26,17 @@ struct Block;
 struct Warp;
 
 /// What a blocked thread waits for.
-enum class Wait : std::uint8_t { nothing, warp, barrier, cluster_barrier, mbarrier, wgmma, registers, other_block };
+enum class Wait : std::uint8_t {
+  nothing,
+  warp,
+  barrier,
+  cluster_barrier,
+  mbarrier,
+  wgmma,
+  registers,
+  tensor_memory,
+  other_block
+};
 
 enum class State : std::uint8_t { ready, waiting, done };
 
@@ -51,6 +62,7 @@ struct Thread {
   std::uint32_t cluster_phase = 0;
   std::uint32_t actor = 0;  // its index in Clocks
   Clocks known;
+  Clocks tensor_known;  // what it knew at its last tcgen05_fence_after
 };
 
 struct Warp {
@@ -78,6 +90,7 @@ struct Block {
   std::vector<Thread> threads;
   std::vector<Warp> warps;
   std::vector<Warpgroup> warpgroups;
+  TensorMemory tensor;
   NamedBarrier barriers[16];
   int alive = 0;                                // threads that have not ended
   std::map<std::size_t, int> hidden_mbarriers;  // offset and thread: initialised, but not yet fenced for the async proxy

@@ -33,7 +33,25 @@ constexpr unsigned shared_window = 1024;
 constexpr int cluster_rank_shift = 24;
 
 /// Operations of all lanes of a warp together. Each lane delivers one operand; the last to arrive computes for all.
-enum class WarpOp : int { sync, shuffle, vote, elect, ldmatrix, stmatrix, mma, wmma_load, wmma_multiply, wmma_store };
+enum class WarpOp : int {
+  sync,
+  shuffle,
+  vote,
+  elect,
+  ldmatrix,
+  stmatrix,
+  mma,
+  wmma_load,
+  wmma_multiply,
+  wmma_store,
+  tmem_alloc,
+  tmem_relinquish,
+  tmem_dealloc,
+  tmem_load,
+  tmem_store,
+  tmem_wait_load,
+  tmem_wait_store
+};
 
 enum class ShuffleMode : int { exclusive_or, index, up };
 struct ShuffleOperand {
@@ -84,6 +102,23 @@ struct WgmmaOperand {
   float* D;
 };
 
+/// What a lane gives to an instruction of tensor memory.
+struct TensorMemoryOperand {
+  unsigned address;  // in tensor memory; alloc: in shared memory, where that address is written
+  int columns;
+  unsigned* registers;  // of a load; a store has taken its values when the warp has arrived
+};
+
+/// tcgen05.mma, as its one thread issues it.
+struct TensorProductOperand {
+  unsigned D;
+  bool a_in_tensor_memory;
+  unsigned a_address;
+  unsigned long long a_descriptor, b_descriptor;
+  unsigned shape;  // the instruction descriptor
+  bool accumulate;
+};
+
 /// Copies of the bulk engine: a box if `map` is set, otherwise a run of bytes.
 struct BulkOperand {
   unsigned shared;
@@ -132,6 +167,9 @@ struct Table {
   void (*wgmma_fence)();
   void (*wgmma_commit)();
   void (*wgmma_wait)(int pending);
+  void (*tensor_product)(const TensorProductOperand& operand);
+  void (*tensor_commit)(unsigned barrier);
+  void (*tensor_fence)(bool after);
   void (*set_registers)(int count, bool increase);
   void (*path)(const char* name);  // a marked branch was taken
   void (*griddepcontrol_wait)();
