@@ -28,6 +28,7 @@ std::span<const KernelEntry> kernel_table() {
              sm90_fp8_kernels,
              sm89_fp8_kernels,
              sm90_kernels,
+             sm100_kernels,
              sm80_kernels,
              tf32_kernels,
              fp32_kernels,

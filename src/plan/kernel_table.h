@@ -65,6 +65,7 @@ std::span<const KernelEntry> decode_kernels();
 std::span<const KernelEntry> sm90_fp8_kernels();
 std::span<const KernelEntry> sm89_fp8_kernels();
 std::span<const KernelEntry> sm90_kernels();
+std::span<const KernelEntry> sm100_kernels();
 std::span<const KernelEntry> sm80_kernels();
 std::span<const KernelEntry> tf32_kernels();
 std::span<const KernelEntry> fp32_kernels();

@@ -323,6 +323,7 @@ INSTANTIATE_TEST_SUITE_P(
              3,
              {plain_64, plain_256, soft_cap, slopes_both_ways, many_queries, splits_of_keys, segments, blocks_of_keys, words_of_rows,
               words_of_programs, words_by_claims, plain_wide, wide_soft_cap, wide_slopes, wide_blocks}},
+        Part{"forward/sm100", 2, {plain_64, plain_128}},
         Part{"decode/sm80", 3, {few_queries, all_rows, many_parts, many_sequences, small_pages, few_in_order}},
         Part{"decode/sm90", 2, {many_parts, boxes_of_pages, few_rows}},
         Part{"decode/mla_sm90", 1, {latent_parts, latent_softcap}},

@@ -90,7 +90,8 @@ TEST_P(Archs, WhatIsChosenCompiles) {
     // 10 of 386 on sm_120): stored before the main loop, read at most four times for each tile, beside 128 to 320 tensor
     // instructions, or after it. Smaller tiles would spill nothing and read shared memory more often.
     const bool may_spill = plan.kernel == "backward/portable" && problem.head_dim == 256;
-    const bool addresses = arch >= 100 && (plan.kernel == "forward/sm80" || plan.kernel == "backward/sm80");
+    const bool addresses = (arch >= 100 && (plan.kernel == "forward/sm80" || plan.kernel == "backward/sm80")) ||
+                           (arch == 103 && plan.kernel == "forward/sm100");  // tests/kernels/sm100_compile_test.cpp
     (may_spill ? wide : addresses ? newer : plans).push_back(std::move(plan));
   }
   expect_plans_compile(plans, arch);

@@ -229,7 +229,7 @@ Domain& Domain::only(Factor factor, const std::vector<std::string_view>& levels)
 
 int emulated_arch_of(std::string_view kernel) {
   const auto has = [&](std::string_view part) { return kernel.find(part) != std::string_view::npos; };
-  return has("sm90") ? 90 : has("sm89") ? 89 : 80;
+  return has("sm100") ? 100 : has("sm90") ? 90 : has("sm89") ? 89 : 80;
 }
 
 Domain domain_of(std::string_view kernel) {
@@ -274,6 +274,11 @@ Domain domain_of(std::string_view kernel) {
   if (kernel == "forward/sm90_fp8") {
     domain.only(bias, {"off"}).only(mask, {"off"}).only(dropout, {"off"});
     domain.without(layout, {"broadcast", "reversed"});
+    domain.without(queries, {"0"}).without(keys, {"0"}).without(batch, {"0"});
+  }
+  if (kernel == "forward/sm100") {
+    domain.without(dtype, {"float32"}).without(layout, {"odd", "fours", "broadcast", "reversed"}).only(dropout, {"off"});
+    domain.without(head_dim, {"256", "264..504", "512..576"}).without(scale, {"negative", "zero"});
     domain.without(queries, {"0"}).without(keys, {"0"}).without(batch, {"0"});
   }
   if (kernel == "forward/sm90") domain.without(page_size, {"1", "few", "whole"});
