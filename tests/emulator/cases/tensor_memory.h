@@ -212,7 +212,7 @@ inline WrapperCases float_pair_cases() {
                    "  const ptx::FloatPair a{v[0], v[1]}, b{v[2], v[3]}, c{v[4], v[5]};\n"
                    "  const auto put = [&](int at, ptx::FloatPair p) { to[at] = p.x; to[at + 1] = p.y; };\n"
                    "  put(0, ptx::fma_pair(a, b, c));\n  put(2, ptx::add_pair(a, b));\n"
-                   "  to[4] = ptx::max3(v[0], v[1], v[2]);\n  to[5] = ptx::max3(__builtin_nanf(\"\"), v[4], v[4]);",
+                   "  to[4] = ptx::max3(v[0], v[1], v[2]);\n  to[5] = ptx::max3(__builtin_bit_cast(float, 0x7fffffffu), v[4], v[4]);",
            .arch = 100,
            .shape = {.block = 2},
            .input = bytes_of(values),
