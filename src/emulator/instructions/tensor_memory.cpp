@@ -14,7 +14,7 @@ namespace flash_attention::emulator {
 namespace {
 
 /// What registers hold until tmem_wait_load, and columns before they are written: a NaN of our own.
-constexpr std::uint32_t poison = 0x7fe7a5a5;
+constexpr std::uint32_t unread_cell = 0x7fe7a5a5;
 
 constexpr std::uint32_t longest_wait = 32;  // for another block's columns, in turns of the warp
 
@@ -35,7 +35,7 @@ void require_uniform(void* const* operands) {
 void begin(Block& block) {
   TensorMemory& tensor = block.tensor;
   if (tensor.exists()) return;
-  tensor.cells.assign(std::size_t{TensorMemory::lanes} * TensorMemory::columns, poison);
+  tensor.cells.assign(std::size_t{TensorMemory::lanes} * TensorMemory::columns, unread_cell);
   tensor.warps.resize(block.warps.size());
   const auto warps = static_cast<std::uint32_t>(block.warps.size());
   tensor.order.begin(Scheduler::current().races().add_actors(2 * warps + 1), static_cast<int>(warps));
@@ -136,7 +136,7 @@ void tmem_load(void* const* operands) {
   TensorLoad load{.columns = columns};
   for (int lane = 0; lane < 32; ++lane) {
     load.registers[lane] = operand_of(operands, lane).registers;
-    std::fill_n(load.registers[lane], columns, poison);
+    std::fill_n(load.registers[lane], columns, unread_cell);
   }
   load.values = std::make_shared<std::vector<std::uint32_t>>(static_cast<std::size_t>(32 * columns));
   load.task = scheduler.async().start([&tensor, values = load.values, place, columns] {
@@ -178,7 +178,7 @@ void tmem_wait_load() {
     load.task->finish();
     for (int lane = 0; lane < 32; ++lane) {
       for (int i = 0; i < load.columns; ++i) {
-        if (load.registers[lane][i] != poison)
+        if (load.registers[lane][i] != unread_cell)
           scheduler.fail("register " + std::to_string(i) + " was written while it was being loaded");
         load.registers[lane][i] = (*load.values)[static_cast<std::size_t>(lane * load.columns + i)];
       }

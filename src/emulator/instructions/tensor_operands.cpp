@@ -12,7 +12,7 @@
 namespace flash_attention::emulator {
 namespace {
 
-constexpr int rows = 128, depth = 16;  // of A
+constexpr int product_rows = 128, product_depth = 16;  // of A
 
 unsigned field(unsigned long long bits, int first, int count) {
   return static_cast<unsigned>(bits >> first & ((1ull << count) - 1));
@@ -66,7 +66,7 @@ std::string gather(unsigned long long bits, MatrixType type, int extent, bool mn
   const MatrixDescriptor descriptor(bits);
   if (std::string wrong = descriptor.reject(mn_major); !wrong.empty()) return wrong;
   for (int mn = 0; mn < extent; ++mn) {
-    for (int k = 0; k < depth; ++k) {
+    for (int k = 0; k < product_depth; ++k) {
       const std::size_t at =
           descriptor.address(static_cast<std::size_t>(mn), static_cast<std::size_t>(k), mn_major) - shared_window;
       if (at + 2 > shared_bytes) {
@@ -84,11 +84,11 @@ std::string gather(unsigned long long bits, MatrixType type, int extent, bool mn
 /// A from tensor memory: two elements in a column, the first in the low half.
 void gather_columns(unsigned address, MatrixType type, const TensorMemory& tensor, float* A) {
   const TensorPlace place(address);
-  for (unsigned row = 0; row < rows; ++row) {
-    for (unsigned pair = 0; pair < depth / 2; ++pair) {
+  for (unsigned row = 0; row < product_rows; ++row) {
+    for (unsigned pair = 0; pair < product_depth / 2; ++pair) {
       const std::uint32_t bits = tensor.cells[row * TensorMemory::columns + place.column + pair];
-      A[row * depth + 2 * pair] = float_of(type, static_cast<std::uint16_t>(bits));
-      A[row * depth + 2 * pair + 1] = float_of(type, static_cast<std::uint16_t>(bits >> 16));
+      A[row * product_depth + 2 * pair] = float_of(type, static_cast<std::uint16_t>(bits));
+      A[row * product_depth + 2 * pair + 1] = float_of(type, static_cast<std::uint16_t>(bits >> 16));
     }
   }
 }
@@ -97,7 +97,7 @@ void gather_columns(unsigned address, MatrixType type, const TensorMemory& tenso
 void visit_chunks(unsigned long long bits, int extent, bool mn_major, const std::function<void(std::size_t)>& visit) {
   const MatrixDescriptor descriptor(bits);
   for (int mn = 0; mn < extent; mn += mn_major ? 8 : 1) {
-    for (int k = 0; k < depth; k += mn_major ? 1 : 8)
+    for (int k = 0; k < product_depth; k += mn_major ? 1 : 8)
       visit(descriptor.address(static_cast<std::size_t>(mn), static_cast<std::size_t>(k), mn_major) - shared_window);
   }
 }
@@ -119,7 +119,7 @@ std::string ProductShape::reject() const {
   if (field(bits, 0, 4) != 0 || field(bits, 6, 1) != 0 || field(bits, 13, 2) != 0 || field(bits, 23, 1) != 0 ||
       field(bits, 29, 3) != 0)
     return "the shape has bits that the emulator does not know: sparsity, negation or a reserved field";
-  if (m != rows) return "M is " + std::to_string(m) + "; the emulator knows 128";
+  if (m != product_rows) return "M is " + std::to_string(m) + "; the emulator knows 128";
   if (n < 16 || n > 256 || n % 16 != 0) return "N is " + std::to_string(n) + "; allowed are multiples of 16 up to 256";
   return {};
 }
@@ -127,28 +127,29 @@ std::string ProductShape::reject() const {
 std::string multiply(const TensorProductOperand& operand, TensorMemory& tensor, const unsigned char* shared,
                      std::size_t shared_bytes) {
   const ProductShape shape(operand.shape);
-  float A[rows * depth], B[depth * 256];
+  float A[product_rows * product_depth], B[product_depth * 256];
   std::string wrong;
   if (operand.a_in_tensor_memory) {
     if (shape.a_mn_major) return "A in tensor memory has k contiguous";
     gather_columns(operand.a_address, shape.type, tensor, A);
   } else {
-    wrong = gather(operand.a_descriptor, shape.type, rows, shape.a_mn_major, shared, shared_bytes, A, depth, 1);
+    wrong =
+        gather(operand.a_descriptor, shape.type, product_rows, shape.a_mn_major, shared, shared_bytes, A, product_depth, 1);
     if (!wrong.empty()) return "A: " + wrong;
   }
   wrong = gather(operand.b_descriptor, shape.type, shape.n, shape.b_mn_major, shared, shared_bytes, B, 1, shape.n);
   if (!wrong.empty()) return "B: " + wrong;
   float* const D = tensor.row(0) + TensorPlace(operand.D).column;
   if (!operand.accumulate) {
-    for (int i = 0; i < rows; ++i) std::fill_n(D + i * static_cast<int>(TensorMemory::columns), shape.n, 0.0f);
+    for (int i = 0; i < product_rows; ++i) std::fill_n(D + i * static_cast<int>(TensorMemory::columns), shape.n, 0.0f);
   }
-  accumulate(D, static_cast<int>(TensorMemory::columns), A, B, rows, shape.n);
+  accumulate(D, static_cast<int>(TensorMemory::columns), A, B, product_rows, shape.n);
   return {};
 }
 
 void for_each_operand_chunk(const TensorProductOperand& operand, const ProductShape& shape,
                             const std::function<void(std::size_t)>& visit) {
-  if (!operand.a_in_tensor_memory) visit_chunks(operand.a_descriptor, rows, shape.a_mn_major, visit);
+  if (!operand.a_in_tensor_memory) visit_chunks(operand.a_descriptor, product_rows, shape.a_mn_major, visit);
   visit_chunks(operand.b_descriptor, shape.n, shape.b_mn_major, visit);
 }
 
