@@ -24,7 +24,7 @@ enum class DeviceKind : std::uint8_t {
 struct Device {
   DeviceKind kind = DeviceKind::cpu;
   int index = 0;          ///< which GPU; 0 elsewhere
-  int emulated_arch = 0;  ///< emulator only: the architecture that it emulates, 80, 89, 90 or 120 (0 = 90)
+  int emulated_arch = 0;  ///< emulator only: the architecture that it emulates, 80, 89, 90, 100 or 120 (0 = 90)
 
   friend bool operator==(const Device&, const Device&) = default;
 };
