@@ -65,8 +65,9 @@ struct Buffers {
 
   const std::int32_t* key_list = nullptr;    ///< Problem::key_list
   const std::int32_t* key_counts = nullptr;  ///< KeyList::counts; the shape of key_list without its last axis
-  float* row_max = nullptr;                  ///< with key_list, forward: the largest score of each row, -inf if there is none;
-                                             ///< layout of lse, without the sink; may be null
+  /// With lists of keys, forward: the largest score of each row, -inf if there is none. Layout of lse, without the sink; may
+  /// be null.
+  float* row_max = nullptr;
   // Statistics. Forward writes them, backward reads entropy and the gradients.
   float* max_logit = nullptr;        ///< Problem::return_max_logit; [batch, heads_q]
   float* key_mass = nullptr;         ///< Problem::return_key_mass, which needs lse, too; [batch, heads_q, seq_kv]; packed:

@@ -32,7 +32,9 @@ from flash_attention.modules import FlashAttention as FlashAttention
 from flash_attention.modules import MultiheadAttention as MultiheadAttention
 from flash_attention.modules import StandardAttention as StandardAttention
 from flash_attention.prepare import prepare_qk as prepare_qk
+from flash_attention.quantization import dequantize_cache as dequantize_cache
 from flash_attention.quantization import quantize as quantize
+from flash_attention.quantization import quantize_cache as quantize_cache
 from flash_attention.quantization import rotate as rotate
 from flash_attention.rotary import rotary_frequencies as rotary_frequencies
 from flash_attention.rotary import rotary_tables as rotary_tables

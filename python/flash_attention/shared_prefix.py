@@ -98,7 +98,7 @@ def shared_pages(
         table = torch.tensor([[5, 7, 1], [5, 7, 2]], dtype=torch.int32)  # two beams: pages 5 and 7 are the prompt's
         lengths, groups = torch.tensor([9, 10], dtype=torch.int32), torch.tensor([0, 0], dtype=torch.int32)
         shared = shared_pages(table, lengths, groups, num_groups=1, page_size=4)
-        pages = torch.randn(8, 4, 2, 16)
+        pages = torch.randn(8, 4, 4, 64)  # of 4 keys, 4 heads
         out = shared_prefix_attention(
             q[:, :1], pages, pages, pages, pages, prefix_groups=groups, **shared._asdict()
         )

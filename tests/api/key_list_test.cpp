@@ -1,6 +1,7 @@
 // What is refused about lists of keys, by name.
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <functional>
 #include <string>
 
@@ -66,6 +67,28 @@ TEST(KeyListChecks, RefusesWhatItIsNotCombinedWith) {
   expect_refusal("key_indices", [](Problem& p) { p.kv_dtype = Dtype::float8_e4m3; });
   expect_refusal("key_blocks", [](Problem& p) { p.key_list.kind = KeyListKind::blocks, p.invariant = true; });
   expect_refusal("key_indices", [](Problem&) {}, Pass::standard_forward);
+}
+
+/// Kernels of lists of blocks differ in whether they have the largest score at hand, so none is asked for it.
+TEST(KeyListChecks, LargestScoresAreThoseOfLists) {
+  Problem p{.seq_q = 4, .seq_kv = 4, .head_dim = 8};
+  p.key_list = {.kind = KeyListKind::blocks, .entries = 1, .block_q = 4, .block_kv = 4};
+  float tensor[4 * 8] = {}, out[4 * 8], row_max[4];
+  const std::int32_t list[1] = {0};
+  Buffers buffers{.q = tensor, .k = tensor, .v = tensor, .out = out};
+  buffers.key_list = list, buffers.row_max = row_max;
+  try {
+    forward(p, buffers, {.device = {.kind = DeviceKind::cpu}});
+    ADD_FAILURE() << "row_max was not refused";
+  } catch (const Error& error) {
+    EXPECT_TRUE(std::string(error.what()).starts_with("row_max")) << error.what();
+  }
+  const std::int32_t keys[4] = {3, 2, -1, 0};
+  p.key_list = {.kind = KeyListKind::keys, .entries = 1};
+  buffers.key_list = keys;
+  forward(p, buffers, {.device = {.kind = DeviceKind::cpu}});
+  EXPECT_EQ(row_max[0], 0);
+  EXPECT_EQ(row_max[2], -INFINITY);
 }
 
 }  // namespace

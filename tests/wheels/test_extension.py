@@ -19,4 +19,6 @@ def test_it_asks_for_no_newer_system_than_manylinux_2_28():
 
 
 def test_it_fits_in_a_wheel():
-    assert LIBRARY.stat().st_size < 6_600_000  # 2.6 MB compressed; tools/wheels.py checks the wheel itself
+    # 3.0 MB compressed; tools/wheels.py checks the wheel itself. A twentieth more than before derivatives on GPUs, caches of
+    # 4 bits, 8 bits on sm_89 and forward/sm100 came: most of it is their kernels' sources.
+    assert LIBRARY.stat().st_size < 7_200_000

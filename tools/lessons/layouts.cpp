@@ -15,6 +15,9 @@ using namespace flash_attention;
 using namespace flash_attention::abi;
 
 int main() {
+  emulator::Arithmetic arithmetic{};  // the wrappers count there
+  emulator::ThreadView view{};
+  view.arithmetic = &arithmetic, emulator::thread = &view;
   // The places of a lane's elements in an accumulator of 16 x 16: lane, element, row, column.
   for (int lane = 0; lane < 32; ++lane) {
     const tile::LanePlace place(lane);

@@ -26,7 +26,8 @@ using namespace flash_attention::abi;
 namespace {
 
 emulator::ThreadView view{};
-unsigned long fma_flops = 0, written = 0;
+emulator::Arithmetic arithmetic{};
+unsigned long written = 0;  // of its FLOPs
 std::vector<unsigned char> shared;
 AttentionArgs args{};
 unsigned char zeros[1 << 16] __attribute__((aligned(256)));
@@ -34,8 +35,9 @@ unsigned char zeros[1 << 16] __attribute__((aligned(256)));
 /// A step, after the arithmetic since the one before.
 template <typename... Values>
 void step(const char* form, Values... values) {
-  if (fma_flops - written >= 2) std::printf("%u arithmetic %lu\n", view.thread.x, (fma_flops - written) / 2);
-  written = fma_flops;
+  const unsigned long flops = arithmetic.fma_flops - written;
+  if (flops >= 2) std::printf("%u arithmetic %lu\n", view.thread.x, flops / 2);
+  written = arithmetic.fma_flops;
   std::printf("%u ", view.thread.x);
   std::printf(form, values...);
   std::putchar('\n');
@@ -125,7 +127,7 @@ int main(int count, char** words) {
   view.shared_bytes = number(1);
   view.block = {static_cast<unsigned>(number(6)), 0, 0};
   view.block_dim = {threads, 1, 1}, view.grid_dim = {grid, 1, 1};
-  view.cluster_size = 1, view.fma_flops = &fma_flops;
+  view.cluster_size = 1, view.arithmetic = &arithmetic;
   // Rows of stride 0: every one is the same zeros.
   for (TensorView* tensor : {&args.Q, &args.K, &args.V, &args.O}) tensor->data = zeros;
   args.batch = args.group = 1, args.heads_q = args.heads_kv = heads, args.scale = 1;

@@ -111,8 +111,8 @@ void check_pointers(const Problem& p, Pass pass, const Buffers& b, Device device
   check_pair("page_table", b.page_table, p.page_size != 0, "page_size", 4, no_batch || p.seq_kv == 0);
 
   check_program_pointers(p, pass, b);
-  if (b.row_max != nullptr && (p.key_list.kind == KeyListKind::none || is_backward(pass)))
-    refuse("row_max", address(b.row_max), "forward over lists of keys has it, and nothing else");
+  if (b.row_max != nullptr && (p.key_list.kind != KeyListKind::keys || is_backward(pass)))
+    refuse("row_max", address(b.row_max), "forward over lists of keys has it, and nothing else (lists of blocks have not)");
   check_pointer("row_max", b.row_max, false, 4);
   check_statistics(p, pass, b);
   check_tangents(p, pass, b, wide);
