@@ -61,8 +61,8 @@ def seconds_of(process):
     return sum(map(int, times)) / os.sysconf("SC_CLK_TCK")
 
 
-def wait_for_work(process, count, seconds=0.5):
-    """Until `count` processes have computed for so long: by then they have told of several problems."""
+def wait_for_work(process, count, seconds=2):
+    """Until `count` processes have computed for so long. Drawing the problems takes half a second; then they tell of some."""
     while len(children_of(process)) < count or min(map(seconds_of, children_of(process))) < seconds:
         time.sleep(0.02)
     return children_of(process)

@@ -58,4 +58,4 @@ def test_refusals(command):
     assert "block: got 77" in command("trace", *PROBLEM, "--block", 77, code=2).stderr
     counter = ("--dtype", "bf16", "--seq-q", 4096, "--heads", 64, "--causal", "--sampled")
     assert "blocks of forward/sm90 need each other" in command("trace", *counter, code=2).stderr
-    assert "got 75; allowed are 80 and 90" in command("trace", *PROBLEM, "--arch", "sm_75", code=2).stderr
+    assert "got 75; allowed are those of sm_80" in command("trace", *PROBLEM, "--arch", "sm_75", code=2).stderr
