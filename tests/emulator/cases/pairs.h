@@ -17,7 +17,9 @@ inline WrapperCases pair_cases() {
                      .shape = {.block = static_cast<int>(expected.size())},
                      .expected = bytes_of(expected)});
   };
-  std::vector<std::uint32_t> moved, upper, converted, products, differences, brain_differences;
+  std::vector<std::uint32_t> moved, upper, converted, products, differences, brain_products, brain_differences;
+  std::vector<std::uint32_t> remainders,
+      brain_remainders;  // x (1 + a unit of the last place) - x: the product is not rounded
   for (std::uint32_t i = 0; i < 128; ++i) {
     const std::uint64_t bytes = 0xf7e6d5c4b3a29180u;
     std::uint32_t result = 0;
@@ -41,6 +43,9 @@ inline WrapperCases pair_cases() {
     products.push_back(halves(low * 3, high * -0.5f));
     differences.push_back(halves(low - 3, high + 0.5f));
     brain_differences.push_back(brains(low - 3, high + 0.5f));
+    brain_products.push_back(brains(low * 3, high * -0.5f));
+    remainders.push_back(halves(low * 0x1p-10f, high * 0x1p-10f));
+    brain_remainders.push_back(brains(low * 0x1p-7f, high * 0x1p-7f));
   }
   each_thread("permute_bytes", "ptx::permute_bytes(0xb3a29180u, 0xf7e6d5c4u, (unsigned)thread * 0x1357u & 0x7777u)", moved);
   each_thread("upper_half", "ptx::upper_half((unsigned)thread * 0x1357531u)", upper);
@@ -72,6 +77,15 @@ inline WrapperCases pair_cases() {
   each_thread("subtract_half_pairs", "ptx::subtract_pairs<Type::float16>(" + operand_half + ", 0xb8004200u)", differences);
   each_thread("subtract_bfloat16_pairs", "ptx::subtract_pairs<Type::bfloat16>(" + operand_brain + ", 0xbf004040u)",
               brain_differences);
+  each_thread("multiply_pairs_half", "ptx::multiply_pairs<Type::float16>(" + operand_half + ", 0xb8004200u)", products);
+  each_thread("multiply_pairs_bfloat16", "ptx::multiply_pairs<Type::bfloat16>(" + operand_brain + ", 0xbf004040u)",
+              brain_products);
+  each_thread("fma_pairs_half",
+              "ptx::fma_pairs<Type::float16>(" + operand_half + ", 0x3c013c01u, " + operand_half + " ^ 0x80008000u)",
+              remainders);
+  each_thread("fma_pairs_bfloat16",
+              "ptx::fma_pairs<Type::bfloat16>(" + operand_brain + ", 0x3f813f81u, " + operand_brain + " ^ 0x80008000u)",
+              brain_remainders);
   for (WrapperCase& c : cases) c.headers.push_back("convert");
   return cases;
 }
