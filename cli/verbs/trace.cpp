@@ -37,6 +37,8 @@ Device emulated_device(const Arguments& arguments) {
   return {.kind = DeviceKind::emulator, .emulated_arch = arguments.given("arch") ? arch_from(arguments.text("arch")) : 90};
 }
 
+int sms_of(const Device& device) { return emulator::machine_of(device.emulated_arch).num_sms; }
+
 /// What backward reads of a forward pass that nobody ran: its lse, about right, so that probabilities are.
 void stand_in_for_forward(const Workload& work) {
   auto* lse = static_cast<float*>(work.lse.host());
@@ -44,17 +46,13 @@ void stand_in_for_forward(const Workload& work) {
 }
 
 std::vector<emulator::LaunchRecord> record_launches(const Problem& problem, const Options& options, Pass pass,
-                                           emulator::RecordRequest request, bool sampled) {
+                                                    emulator::RecordRequest request, bool sampled) {
   Workload work = make_workload(problem, options, pass == Pass::backward);
   if (sampled) {
     request.alone = true;
     if (pass == Pass::backward) stand_in_for_forward(work);
   } else if (pass == Pass::backward) {
-    Options choice = work.options;
-    work.options.kernel = {}, work.options.tile = {};
-    const auto workspace = attach_workspace(work, Pass::forward);
-    call(work, Pass::forward);
-    work.options = choice;
+    run_forward(work);
   }
   const auto workspace = attach_workspace(work, pass);
   emulator::start_recording(request);
@@ -92,7 +90,7 @@ int trace(const Arguments& arguments) {
   options.device = emulated_device(arguments);
   const KernelChoice choice = kernel_from(arguments);
   options.kernel = choice.name, options.tile = choice.tile;
-  const int num_sms = arguments.given("sms") ? static_cast<int>(arguments.integer("sms", 1, 132)) : 0;
+  const int num_sms = arguments.given("sms") ? static_cast<int>(arguments.integer("sms", 1, sms_of(options.device))) : 0;
   emulator::set_num_sms(num_sms);
   const DeviceInfo info = device_info(options.device);
   const emulator::Machine machine = emulator::machine_of(info.arch, num_sms);
@@ -118,9 +116,10 @@ int trace(const Arguments& arguments) {
                                                    " (blocks of a cluster count as one)");
     }
     const std::span<const emulator::BlockRecord> cluster{launch.blocks.data(), static_cast<std::size_t>(launch.cluster)};
-    TracedLaunch traced{.record = {},
-                        .timeline = lay_out(cluster, machine, share_of(launch, machine)),
-                        .prediction = predict(launch, machine)};
+    TracedLaunch traced{
+        .record = {},
+        .timeline = lay_out(cluster, machine, share_of(launch, machine), launches.size() == main_launch(plan)),
+        .prediction = predict(launch, machine)};
     traced.record = std::move(launch);
     launches.push_back(std::move(traced));
   }

@@ -12,9 +12,9 @@
 namespace flash_attention::emulator {
 namespace {
 
-constexpr int schedulers = 4;        // of an SM; each has a quarter of its units
-constexpr double longest_turn = 64;  // clocks for which a warp has a unit to itself while others want it
-constexpr double not_parked = -1;
+constexpr int schedulers = 4;                   // of an SM; each has a quarter of its units
+constexpr double longest_turn = 64;             // clocks for which a warp has a unit to itself while others want it
+constexpr double not_yet = -1;                  // of a time
 constexpr std::uint64_t bytes_of_access = 512;  // of a warp instruction: 16 bytes a lane
 
 /// What a warp can wait for.
@@ -22,8 +22,8 @@ enum class GateKind : int { named, cluster, phase, product };
 using GateKey = std::tuple<GateKind, int, int, std::uint32_t, std::int64_t>;  // kind, copy, block, place, number
 
 struct Gate {
-  int missing = 0;      // contributions that have not been made
-  double time = not_parked;  // of the last one
+  int missing = 0;        // contributions that have not been made
+  double time = not_yet;  // of the last one
   double latency = 0;
   std::vector<int> waiters;
 };
@@ -35,10 +35,10 @@ struct Group {
 
 struct WarpState {
   const WarpRecord* record = nullptr;
-  int copy = 0, block = 0, index = 0, sm = 0;
-  std::size_t next = 0;     // event
-  int turns = 0, turn = 0;  // of the work before it; turns 0: not begun
-  double parked_at = not_parked;
+  int copy = 0, block = 0, index = 0;  // each block of a cluster has an SM of its own
+  std::size_t next = 0;                // event
+  int turns = 0, turn = 0;             // of the work before it; turns 0: not begun
+  double parked_at = not_yet;
   Group open_stores{}, open_copies{};
   std::vector<Group> stores{}, copies{};
   std::vector<std::int64_t> commits{};  // of products: number of the last one before each
@@ -65,11 +65,8 @@ class Layout {
     for (int copy = 0; copy < share.resident; ++copy) {
       for (std::size_t b = 0; b < cluster.size(); ++b) {
         for (std::size_t w = 0; w < cluster[b].warps.size(); ++w) {
-          warps_.push_back({.record = &cluster[b].warps[w],
-                            .copy = copy,
-                            .block = static_cast<int>(b),
-                            .index = static_cast<int>(w),
-                            .sm = static_cast<int>(b)});
+          warps_.push_back(
+              {.record = &cluster[b].warps[w], .copy = copy, .block = static_cast<int>(b), .index = static_cast<int>(w)});
           count_contributions(warps_.back());
         }
       }
@@ -98,7 +95,7 @@ class Layout {
   void require_all_ended() const {
     std::string stuck;
     for (const WarpState& warp : warps_) {
-      if (warp.parked_at == not_parked) continue;
+      if (warp.parked_at == not_yet) continue;
       const Event& event = warp.record->events[warp.next];
       stuck += "\n  block " + std::to_string(warp.block) + ", warp " + std::to_string(warp.index) + ", event " +
                std::to_string(warp.next) + ": " + to_string(event.kind) + " at " + std::to_string(event.place.offset) +
@@ -161,7 +158,7 @@ class Layout {
     WarpState& warp = warps_[static_cast<std::size_t>(w)];
     time = std::max(time, warp.parked_at);
     note_wait(warp, warp.parked_at, time);
-    warp.parked_at = not_parked;
+    warp.parked_at = not_yet;
     advance(warp);
     queue_.push({time, w});
   }
@@ -171,7 +168,7 @@ class Layout {
   /// True if the gate is open; `time` moves to when it opened. If nobody contributes to it, the warp waits for ever.
   bool passes(const GateKey& k, int w, double& time) {
     Gate& gate = gates_[k];
-    if (gate.missing > 0 || gate.time == not_parked) {
+    if (gate.missing > 0 || gate.time == not_yet) {
       gate.waiters.push_back(w);
       return false;
     }
@@ -269,8 +266,8 @@ class Layout {
     const int scheduler = warp.index % schedulers;
     double end = time;
     for (int u = 0; u < num_units; ++u) {
-      const double done = take(warp.sm, static_cast<Unit>(u), scheduler, clocks[static_cast<std::size_t>(u)] / warp.turns,
-                               time, "instructions");
+      const double done = take(warp.block, static_cast<Unit>(u), scheduler,
+                               clocks[static_cast<std::size_t>(u)] / warp.turns, time, "instructions");
       const bool copies = static_cast<Unit>(u) == Unit::l2 && work.load_bytes + work.store_bytes == 0;
       if (copies)
         warp.open_copies.done = std::max(warp.open_copies.done, done);
@@ -330,18 +327,18 @@ class Layout {
         for_each_gate(warp, event, [&](const GateKey& k, double) { contribute(k, time); });
         return true;
       case EventKind::bulk_load: {
-        const double loaded = move(warp.sm, event.amount, time, "bulk load") + machine_.bulk_latency;
+        const double loaded = move(warp.block, event.amount, time, "bulk load") + machine_.bulk_latency;
         for_each_gate(warp, event, [&](const GateKey& k, double) { contribute(k, loaded); });
         return true;
       }
       case EventKind::store_async: {
-        const double stored = move(warp.sm, event.amount, time, "st.async") + machine_.load_latency;
+        const double stored = move(warp.block, event.amount, time, "st.async") + machine_.load_latency;
         for_each_gate(warp, event, [&](const GateKey& k, double) { contribute(k, stored); });
         return true;
       }
       case EventKind::bulk_store: {
-        const double read = take(warp.sm, Unit::shared, 0, event.amount / machine_.shared_bytes, time, "bulk store");
-        const double done = take(warp.sm, Unit::l2, 0, event.amount / l2_bytes_, read, "bulk store");
+        const double read = take(warp.block, Unit::shared, 0, event.amount / machine_.shared_bytes, time, "bulk store");
+        const double done = take(warp.block, Unit::l2, 0, event.amount / l2_bytes_, read, "bulk store");
         warp.open_stores.read = std::max(warp.open_stores.read, read + machine_.barrier_latency);
         warp.open_stores.done = std::max(warp.open_stores.done, done + machine_.load_latency);
         return true;
@@ -380,14 +377,14 @@ class Layout {
     if (gate.missing == 1) {
       const double flops = 2.0 * 64 * event.amount * 16;
       const double clocks = flops / machine_.wgmma_flops;
-      auto& tensor = sms_[static_cast<std::size_t>(warp.sm)].of[static_cast<std::size_t>(Unit::tensor)];
+      auto& tensor = sms_[static_cast<std::size_t>(warp.block)].of[static_cast<std::size_t>(Unit::tensor)];
       double begin = gate.time;
       for (const Server& server : tensor) begin = std::max(begin, server.free);
       const std::uint32_t read = 32 * event.amount + (event.a_in_shared ? 2048 : 0);
-      take(warp.sm, Unit::shared, 0, read / machine_.shared_bytes, begin, "wgmma operands");
+      take(warp.block, Unit::shared, 0, read / machine_.shared_bytes, begin, "wgmma operands");
       for (Server& server : tensor) server.free = begin + clocks;
       busy_[static_cast<std::size_t>(Unit::tensor)] += clocks;
-      if (keeps_) note_unit(warp.sm, Unit::tensor, begin, begin + clocks, "wgmma");
+      if (keeps_) note_unit(warp.block, Unit::tensor, begin, begin + clocks, "wgmma");
       gate.time = begin + clocks;
     }
     contribute(k, gate.time);
