@@ -45,6 +45,7 @@ FORWARD(dlopen, FIRST)
 FORWARD(dlsym, FIRST)
 FORWARD(exp, FIRST)
 FORWARD(exp2, FIRST)
+FORWARD(fmod, FIRST)
 FORWARD(log, FIRST)
 FORWARD(log2, FIRST)
 FORWARD(pow, FIRST)
@@ -62,6 +63,26 @@ FORWARD(pthread_rwlock_unlock, FIRST)
 FORWARD(pthread_rwlock_wrlock, FIRST)
 FORWARD(pthread_setaffinity_np, NEWER("2.3.4"))
 FORWARD(pthread_setspecific, FIRST)
+
+// From 2.38 on the headers of C23 give these names to sscanf and strtol's family, which then also read "0b101". Nothing here
+// counts on that.
+#define FORWARD_RENAMED(name, old)                       \
+  __asm__(".globl __wrap_" #name                         \
+          "\n"                                           \
+          ".hidden __wrap_" #name                        \
+          "\n"                                           \
+          ".type __wrap_" #name                          \
+          ", %function\n"                                \
+          "__wrap_" #name                                \
+          ":\n"                                          \
+          JUMP_TO(#old)                                  \
+          ".size __wrap_" #name ", . - __wrap_" #name "\n");
+
+FORWARD_RENAMED(__isoc23_sscanf, sscanf)
+FORWARD_RENAMED(__isoc23_strtol, strtol)
+FORWARD_RENAMED(__isoc23_strtoll, strtoll)
+FORWARD_RENAMED(__isoc23_strtoul, strtoul)
+FORWARD_RENAMED(__isoc23_strtoull, strtoull)
 
 #define HIDDEN __attribute__((visibility("hidden"), used))
 
