@@ -99,12 +99,12 @@ bool read(const Given& given, CallOptions& options, Slots& slots) {
   if (given.over_cache()) {
     return all_off(given, {bias, mask}) && read_integers(given[seqused_kv], seqused_kv, slots) &&
            read_integers(given[page_table], page_table, slots) && fits_out(given[arg_out], slots[q]) &&
-           (slots[page_table].present() || slots[k].sizes[0] == slots[q].sizes[0]) && !is_intercepted(slots[q].device) &&
-           !wants_gradient(given.qkv(), 3);  // which is refused
+           (slots[page_table].present() || slots[k].sizes[0] == slots[q].sizes[0]) &&
+           !is_intercepted(given.qkv(), slots[q].device) && !wants_gradient(given.qkv(), 3);  // which is refused
   }
   const std::int64_t keys = slots[k].sizes[options.heads_first ? 2 : 1];
   return all_off(given, {seqused_kv, page_table, arg_out}) && slots[k].sizes[0] == slots[q].sizes[0] &&
-         !is_intercepted(slots[q].device) && read_scores(given[bias], bias, keys, slots) &&
+         !is_intercepted(given.qkv(), slots[q].device) && read_scores(given[bias], bias, keys, slots) &&
          read_scores(given[mask], mask, keys, slots) && !(slots[bias].present() && wants_gradient(&given.qkv()[bias], 1));
 }
 
@@ -177,7 +177,7 @@ nb::object attention_backward(PyObject* const* args, Py_ssize_t count) {
   if (count != 7) throw nb::type_error("attention_backward: expected q, k, v, out, lse, dout and options");
   Slots slots;
   Tensor dout;
-  const bool plain = are_tensors(args + 3, 3) && read_tensors(args, slots) && !is_intercepted(slots[q].device) &&
+  const bool plain = are_tensors(args + 3, 3) && read_tensors(args, slots) && !is_intercepted(args, slots[q].device) &&
                      read_tensor(args[5], "dout", dout) && is_plain(dout, slots[q]);
   if (!plain) return checked(PyObject_Vectorcall(torch.general_backward, args, static_cast<std::size_t>(count), nullptr));
   const Tensor out = tensor_of(args[3], "out"), lse = tensor_of(args[4], "lse");

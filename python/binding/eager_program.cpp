@@ -13,7 +13,7 @@ namespace {
 /// q, k and v, and the stream of the call; false if the call is not plain.
 bool read_with_stream(PyObject* const* qkv, Slots& slots) {
   const bool plain = read_tensors(qkv, slots) && slots[Slot::k].sizes[0] == slots[Slot::q].sizes[0];
-  if (!plain || is_intercepted(slots[Slot::q].device)) return false;
+  if (!plain || is_intercepted(qkv, slots[Slot::q].device)) return false;
   read_current(qkv[0], slots[Slot::q]);
   return true;
 }

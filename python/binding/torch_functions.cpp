@@ -52,14 +52,28 @@ bool is_grad_enabled() {
 
 }  // namespace
 
-bool is_intercepted(Device device) {
+namespace {
+
+/// Whether autocast is on for this kind of device and would change the type of one of q, k, v. Linear layers have given
+/// them its type already in most models, so their calls stay here.
+bool would_cast(PyObject* const* qkv, Device device) {
+  const bool on_host = device_traits(device).host_memory;
+  if (answer(on_host ? torch.autocast : torch.autocast_of_cuda).ptr() != Py_True) return false;
+  const nb::object wanted = result_of(torch.autocast_type, {on_host ? torch.cpu : torch.cuda});
+  return !std::all_of(
+      qkv, qkv + 3, [&](PyObject* tensor) { return checked(PyObject_GetAttr(tensor, torch.dtype)).ptr() == wanted.ptr(); });
+}
+
+}  // namespace
+
+bool is_intercepted(PyObject* const* qkv, Device device) {
   const auto is_on = [](PyObject* mode) {
     const nb::object found = answer(mode);
     return found.ptr() != Py_False && PyObject_IsTrue(found.ptr()) != 0;
   };
   const auto modes = states().dispatch_modes;
   if (modes != nullptr ? modes() != 0 : is_on(torch.dispatch_modes)) return true;
-  if (is_on(device_traits(device).host_memory ? torch.autocast : torch.autocast_of_cuda)) return true;
+  if (would_cast(qkv, device)) return true;
   if (std::ranges::any_of(torch.interceptors, is_on)) return true;
   PyObject* const profiled = PyDict_GetItem(torch.profiler, torch.is_profiler_enabled);  // it needs dispatched calls
   if (profiled == Py_True) return true;
@@ -286,8 +300,9 @@ namespace {
 
 void set_eager(nb::handle tensor, nb::handle empty_like, nb::handle empty_strided, nb::handle float32, nb::handle uint8,
                nb::handle grad_enabled, nb::handle deterministic, nb::handle matmul_precision, nb::handle differentiate,
-               nb::handle general_backward, nb::handle autocast, nb::handle autocast_of_cuda, nb::handle dispatch_modes,
-               nb::tuple interceptors, nb::dict forward_ad, nb::dict profiler, nb::handle options) {
+               nb::handle general_backward, nb::handle autocast, nb::handle autocast_of_cuda, nb::handle autocast_type,
+               nb::handle dispatch_modes, nb::tuple interceptors, nb::dict forward_ad, nb::dict profiler,
+               nb::handle options) {
   torch.tensor = reinterpret_cast<PyTypeObject*>(tensor.inc_ref().ptr());
   torch.empty_like = empty_like.inc_ref().ptr();
   torch.empty_strided = empty_strided.inc_ref().ptr();
@@ -300,6 +315,9 @@ void set_eager(nb::handle tensor, nb::handle empty_like, nb::handle empty_stride
   torch.general_backward = general_backward.inc_ref().ptr();
   torch.requires_grad = PyUnicode_InternFromString("requires_grad");
   torch.device = PyUnicode_InternFromString("device");
+  torch.dtype = PyUnicode_InternFromString("dtype");
+  torch.cpu = PyUnicode_InternFromString("cpu");
+  torch.cuda = PyUnicode_InternFromString("cuda");
   torch.to_save = PyUnicode_InternFromString("to_save");
   torch.current_level = PyUnicode_InternFromString("_current_level");
   torch.forward_ad = forward_ad.inc_ref().ptr();
@@ -309,6 +327,7 @@ void set_eager(nb::handle tensor, nb::handle empty_like, nb::handle empty_stride
   torch.named_options = options.inc_ref().ptr();
   torch.autocast = autocast.inc_ref().ptr();
   torch.autocast_of_cuda = autocast_of_cuda.inc_ref().ptr();
+  torch.autocast_type = autocast_type.inc_ref().ptr();
   torch.dispatch_modes = dispatch_modes.inc_ref().ptr();
   torch.interceptors.clear();
   for (nb::handle interceptor : interceptors) torch.interceptors.push_back(interceptor.inc_ref().ptr());
@@ -320,8 +339,8 @@ void add_torch(nb::module_& module) {
   using namespace nb::literals;
   module.def("set_eager", set_eager, "tensor"_a, "empty_like"_a, "empty_strided"_a, "float32"_a, "uint8"_a,
              "grad_enabled"_a, "deterministic"_a, "matmul_precision"_a, "differentiate"_a, "general_backward"_a,
-             "autocast"_a, "autocast_of_cuda"_a, "dispatch_modes"_a, "interceptors"_a, "forward_ad"_a, "profiler"_a,
-             "options"_a);
+             "autocast"_a, "autocast_of_cuda"_a, "autocast_type"_a, "dispatch_modes"_a, "interceptors"_a, "forward_ad"_a,
+             "profiler"_a, "options"_a);
 }
 
 }  // namespace flash_attention::python

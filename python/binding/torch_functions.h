@@ -25,7 +25,9 @@ struct Torch {
   PyObject *autocast = nullptr, *autocast_of_cuda = nullptr;  // () -> bool; the second is faster, and only about CUDA
   PyObject* forward_ad = nullptr;                             // the names of torch.autograd.forward_ad
   PyObject* profiler = nullptr;                               // those of torch.autograd.profiler
-  PyObject *requires_grad = nullptr, *device = nullptr;       // names of attributes
+  PyObject* autocast_type = nullptr;                          // (kind of device) -> torch.dtype
+  PyObject *cpu = nullptr, *cuda = nullptr;                   // kinds of devices
+  PyObject *requires_grad = nullptr, *device = nullptr, *dtype = nullptr;  // names of attributes
   PyObject *to_save = nullptr, *options = nullptr, *current_level = nullptr, *is_profiler_enabled = nullptr;
 };
 
@@ -48,7 +50,8 @@ nb::object result_of(PyObject* function, PyObject* const (&args)[count]) {
 /// Stores in q, a tensor made of `object`, the current stream of its library, and how the library multiplies float32.
 void read_current(nb::handle object, Tensor& q);
 
-bool is_intercepted(Device device);                        ///< a mode is on in which calls must not run directly
+/// Whether a mode is on in which calls must not run directly, or autocast has another type for q, k or v.
+bool is_intercepted(PyObject* const* qkv, Device device);
 bool wants_gradient(PyObject* const* tensors, int count);  ///< gradients are on, and one of them needs its own
 bool are_tensors(PyObject* const* objects, int count);     ///< of exactly this class, not of a derived one
 

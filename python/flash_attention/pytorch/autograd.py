@@ -126,6 +126,7 @@ def connect():
         general_backward=_plain_gradients,
         autocast=is_any_autocast_enabled,
         autocast_of_cuda=torch.is_autocast_enabled,
+        autocast_type=torch.get_autocast_dtype,
         dispatch_modes=torch._C._len_torch_dispatch_stack,
         interceptors=(
             torch._C._are_functorch_transforms_active,

@@ -159,6 +159,47 @@ def test_goes_on_in_python_with_what_is_not_plain(change, device, in_python):
 
 
 @pytest.mark.skipif(not torch_ops.HAS_EXCHANGE, reason="torch is older than 2.11")
+@pytest.mark.parametrize("entrance", ["attention", "sdpa"])
+def test_tensors_in_autocast_s_type_go_the_short_way(entrance, device, in_python):
+    """As behind linear layers in a training step: forward in autocast, backward after it."""
+    leaves = [tensor.bfloat16().requires_grad_() for tensor in tensors(device)]
+    call = flash_attention.attention
+    if entrance == "sdpa":
+        call, leaves = (
+            flash_attention.scaled_dot_product_attention,
+            [leaf.detach()[:, :4].requires_grad_() for leaf in leaves],
+        )
+    call(*leaves)
+    in_python.clear()
+    with torch.autocast(device, dtype=torch.bfloat16):
+        out = call(*leaves)
+    found = torch.autograd.grad(out, leaves, torch.ones_like(out))
+    with torch.autocast(device, dtype=torch.bfloat16):
+        out_inside = call(*leaves)
+        found_inside = torch.autograd.grad(out_inside, leaves, torch.ones_like(out))
+    assert not in_python
+    expected = call(*leaves)
+    assert torch.equal(out, expected) and torch.equal(out_inside, expected)
+    expected = torch.autograd.grad(expected, leaves, torch.ones_like(out))
+    for one, inside, other in zip(found, found_inside, expected, strict=True):
+        assert torch.equal(one, other) and torch.equal(inside, other)
+
+
+@pytest.mark.parametrize("which", range(3))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_one_tensor_of_another_type_is_cast(which, dtype, device, in_python):
+    given = [tensor.bfloat16() for tensor in tensors(device)]
+    expected = flash_attention.attention(*given)
+    in_python.clear()
+    given[which] = given[which].to(dtype)
+    with torch.autocast(device, dtype=torch.bfloat16):
+        out = flash_attention.attention(*given)
+    assert len(in_python) == 1
+    assert out.dtype == torch.bfloat16
+    torch.testing.assert_close(out.float(), expected.float(), atol=2e-2, rtol=2e-2)
+
+
+@pytest.mark.skipif(not torch_ops.HAS_EXCHANGE, reason="torch is older than 2.11")
 @pytest.mark.parametrize("name", PLAIN)
 def test_lse_by_both_ways(name, device, in_python):
     q, k, v = tensors_for(name, device)
