@@ -35,12 +35,12 @@ struct BiasGradient {
   __device__ static void add_tile(float (&total)[4][4], const typename Kernel::Head& head, int q_begin, int kv_begin,
                                   typename Kernel::SharedStorage& storage) {
     const auto& first = Kernel::first_of(head);
-    const auto tiles = first.score.template key_tiles<block, block>(q_begin);
+    const auto tiles = first.score.sight.template key_tiles<block, block>(q_begin);
     if (kv_begin / block < tiles.begin || kv_begin / block >= tiles.end) return;
     if (first.skips(q_begin, kv_begin)) return;
     typename Kernel::Gradients gradients;
-    gradients.template compute<Kernel::Gradients::At::score>(head, q_begin, kv_begin,
-                                                             first.some_hidden(q_begin, kv_begin), storage);
+    gradients.template compute<Kernel::Gradients::At::score>(head, q_begin, kv_begin, first.some_hidden(q_begin, kv_begin),
+                                                             storage);
 #pragma unroll
     for (int r = 0; r < 4; ++r) {
 #pragma unroll

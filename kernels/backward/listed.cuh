@@ -131,7 +131,7 @@ __device__ __forceinline__ void backward_listed_dq(const AttentionArgs& args) {
 #pragma unroll
       for (int c = 0; c < 4; ++c) {
         const int j = storage.keys.key[place.column + c];
-        if (!exists || j < 0 || !score.visible(i, j)) {
+        if (!exists || j < 0 || !score.sight.visible(i, j)) {
           S[r][c] = tile::hidden();
           continue;
         }
@@ -299,7 +299,7 @@ __device__ __forceinline__ void backward_listed_dkv(const AttentionArgs& args) {
                                   0};
         const int row = static_cast<int>(at % rows_of_list), i = rows.query(row), head = rows.head(row);
         const tile::Score<features> score(args, sequence, head);
-        if (i >= sequence.len_q || !score.visible(i, j)) continue;
+        if (i >= sequence.len_q || !score.sight.visible(i, j)) continue;
         ptx::path<"backward/listed key">();
         const auto* q_row = tile::query_rows<const Element, features>(args.Q, sequence, head).row(i);
         const auto* dO_row = tile::query_rows<const Element, features>(args.dO, sequence, head).row(i);

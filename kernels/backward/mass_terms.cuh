@@ -28,7 +28,7 @@ __device__ __forceinline__ void backward_mass_terms(const AttentionArgs& args) {
   const float* dkey_mass = args.dkey_mass + tile::key_mass_offset<features>(args, sequence, block.head_idx);
   const tile::ThreadPlace place;
   float term[4]{};
-  const auto tiles = probabilities.score.template key_tiles<block_rows, block_rows>(q_begin);
+  const auto tiles = probabilities.score.sight.template key_tiles<block_rows, block_rows>(q_begin);
 #pragma unroll 1
   for (int tile_idx = tiles.begin; tile_idx < tiles.end; ++tile_idx) {
     const int kv_begin = tile_idx * block_rows;

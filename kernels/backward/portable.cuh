@@ -65,10 +65,10 @@ struct BackwardPortable {
 
     /// Whether masks hide the whole tile.
     __device__ __forceinline__ bool skips(int q_begin, int kv_begin) const {
-      return score.template masks_hide<block, block>(q_begin, kv_begin);
+      return score.sight.template masks_hide<block, block>(q_begin, kv_begin);
     }
     __device__ __forceinline__ bool some_hidden(int q_begin, int kv_begin) const {
-      return q_begin + block > score.len_q || !score.template all_visible<block, block>(q_begin, kv_begin);
+      return q_begin + block > score.sight.len_q || !score.sight.template all_visible<block, block>(q_begin, kv_begin);
     }
   };
 
@@ -94,9 +94,9 @@ struct BackwardPortable {
 #pragma unroll
       for (int r = 0; r < 4; ++r) {
         const int i = q_begin + place.row + r;
-        const float lse = i < head.score.len_q ? head.lse[i] : -tile::infinity;
-        const float delta = i < head.score.len_q ? head.delta[i] : 0;
-        const float dentropy = features.entropy && i < head.score.len_q ? head.dentropy[i] : 0;
+        const float lse = i < head.score.sight.len_q ? head.lse[i] : -tile::infinity;
+        const float delta = i < head.score.sight.len_q ? head.delta[i] : 0;
+        const float dentropy = features.entropy && i < head.score.sight.len_q ? head.dentropy[i] : 0;
 #pragma unroll
         for (int c = 0; c < 4; c += 2) {
           const int j = kv_begin + place.column + c;
@@ -104,7 +104,7 @@ struct BackwardPortable {
           if constexpr (features.dropout) head.dropout.pair(i, j, factor[0], factor[1]);
 #pragma unroll
           for (int e = 0; e < 2; ++e) {
-            if (some_hidden && !head.score.visible(i, j + e)) {
+            if (some_hidden && !head.score.sight.visible(i, j + e)) {
               P[r][c + e] = dS[r][c + e] = tile::hidden();
               continue;
             }
@@ -153,7 +153,7 @@ __device__ __forceinline__ void backward_portable_dkv(const AttentionArgs& args)
 #pragma unroll 1
   for (int head_idx = block.head_idx * args.group; head_idx < (block.head_idx + 1) * args.group; ++head_idx) {
     const typename Kernel::Head head(args, sequence, head_idx);
-    const auto tiles = head.score.template query_tiles<block_rows, block_rows>(kv_begin);
+    const auto tiles = head.score.sight.template query_tiles<block_rows, block_rows>(kv_begin);
 #pragma unroll 1
     for (int tile_idx = tiles.begin; tile_idx < tiles.end; ++tile_idx) {
       const int q_begin = tile_idx * block_rows;
@@ -194,7 +194,7 @@ __device__ __forceinline__ void backward_portable_dq(const AttentionArgs& args) 
 
   const typename Kernel::Head head(args, sequence, block.head_idx);
   float dQ[4][tile::columns_per_thread(config.head_dim)]{};
-  const auto tiles = head.score.template key_tiles<block_rows, block_rows>(q_begin);
+  const auto tiles = head.score.sight.template key_tiles<block_rows, block_rows>(q_begin);
 #pragma unroll 1
   for (int tile_idx = tiles.begin; tile_idx < tiles.end; ++tile_idx) {
     const int kv_begin = tile_idx * block_rows;

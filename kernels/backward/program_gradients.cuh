@@ -27,7 +27,7 @@ __device__ __forceinline__ void for_each_program_term(const AttentionArgs& args,
   const int q_begin = block.tile_idx * block_rows;
   if (q_begin >= sequence.len_q) return;
   const typename Kernel::Head head(args, sequence, block.head_idx);
-  const auto tiles = head.score.template key_tiles<block_rows, block_rows>(q_begin);
+  const auto tiles = head.score.sight.template key_tiles<block_rows, block_rows>(q_begin);
   const tile::ThreadPlace place;
 #pragma unroll 1
   for (int tile_idx = tiles.begin; tile_idx < tiles.end; ++tile_idx) {

@@ -84,11 +84,11 @@ __device__ __forceinline__ void repair_key(const AttentionArgs& args, const tile
 #pragma unroll 1
   for (int head_idx = kv_head_idx * args.group; head_idx < (kv_head_idx + 1) * args.group && !done; ++head_idx) {
     const RepairHead<config> head(args, sequence, head_idx, delta_of(head_idx), delta_scale);
-    const tile::TileRange queries = head.score.template query_tiles<1, 1>(j);
+    const tile::TileRange queries = head.score.sight.template query_tiles<1, 1>(j);
 #pragma unroll 1
     for (int i = queries.begin; i < queries.end && !done; ++i) {
       float p, ds;
-      if (!head.score.visible(i, j) || !head.differentiate(i, j, K_row, V_row, lane, p, ds)) continue;
+      if (!head.score.sight.visible(i, j) || !head.differentiate(i, j, K_row, V_row, lane, p, ds)) continue;
       dK.add(ds, head.Q.row(i), lane);
       if (!features.dropout || head.dropout.keeps(i, j)) dV.add(p, head.dO.row(i), lane);
       done = ptx::all(dK.all_nan(lane) && dV.all_nan(lane));
@@ -112,7 +112,7 @@ __device__ __forceinline__ void repair_query(const AttentionArgs& args, const ti
 #pragma unroll 1
   for (int j = kv_begin; j < tile::min(kv_end, sequence.visible_kv); ++j) {
     float p, ds;
-    if (!head.score.visible(i, j) || !head.differentiate(i, j, K.row(j), V.row(j), lane, p, ds)) continue;
+    if (!head.score.sight.visible(i, j) || !head.differentiate(i, j, K.row(j), V.row(j), lane, p, ds)) continue;
     dQ.add(ds, K.row(j), lane);
     if (ptx::all(dQ.all_nan(lane))) break;  // more keys change nothing
   }

@@ -29,8 +29,8 @@ __device__ __forceinline__ void repair_queries(const AttentionArgs& args, const 
   ptx::path<Shape::split    ? "backward/tf32 repaired queries"
             : Shape::floats ? "backward/fp32 repaired queries"
                             : "backward/sm80 repaired queries">();
-  const tile::Score<config.features> score(args, sequence, head_idx);
-  const auto tiles = score.template key_tiles<config.block_q, config.block_kv>(q_begin);
+  const tile::Visibility<config.features> sight(args, sequence, head_idx);
+  const auto tiles = sight.template key_tiles<config.block_q, config.block_kv>(q_begin);
   __syncthreads();  // the stores of the tile must come before those of the repair
   for (int i = q_begin + static_cast<int>(threadIdx.x) / 32; i < tile::min(q_begin + config.block_q, sequence.len_q);
        i += config.num_warps) {
@@ -146,7 +146,7 @@ struct BackwardSm80Query {
     sm80::multiply_rows<features, QTile, KTile, dim, true>(S, Q_smem, warp_row, K_smem, 0, lane);
     sm80::multiply_rows<features, dOTile, VTile, dim_v, false>(dP, dO_smem, warp_row, V_smem, 0, lane);
     const tile::Dropout dropout(args, sequence.batch_idx, head_idx);
-    if (Shape::some_hidden(score, q_begin, kv_begin)) {
+    if (Shape::some_hidden(score.sight, q_begin, kv_begin)) {
       ptx::path<Shape::split    ? "backward/tf32 edge tile of dQ"
                 : Shape::floats ? "backward/fp32 edge tile of dQ"
                                 : "backward/sm80 edge tile of dQ">();
@@ -175,9 +175,9 @@ struct BackwardSm80Query {
     tile::VisibleTiles visible_tiles;
 #pragma unroll 1
     for (int tile_idx = tiles.begin; tile_idx < tiles.end; ++tile_idx) {
-      if constexpr (tile::Score<features>::skips_tiles) {
+      if constexpr (tile::Visibility<features>::skips_tiles) {
         tile_idx = visible_tiles.next(tile_idx, tiles.end, [&](int other) {
-          return other < tiles.end && !score.template masks_hide<block_q, block_kv>(q_begin, other * block_kv);
+          return other < tiles.end && !score.sight.template masks_hide<block_q, block_kv>(q_begin, other * block_kv);
         });
         if (tile_idx == tiles.end) break;
       }
@@ -187,7 +187,7 @@ struct BackwardSm80Query {
       __syncthreads();  // the tile has landed
       add_tile(score, rows, tile_idx * block_kv);
     }
-    if constexpr (tile::Score<features>::skips_tiles) {
+    if constexpr (tile::Visibility<features>::skips_tiles) {
       ptx::copy_async_commit();
       ptx::copy_async_wait<0>();
       __syncthreads();  // Q and dO have landed, even if every tile was skipped: dQ overwrites them
@@ -230,7 +230,7 @@ __device__ __forceinline__ void backward_sm80_dq(const AttentionArgs& args) {
 
   Kernel kernel(args, storage, sequence, block.head_idx, q_begin);
   const tile::Score<config.features> score(args, sequence, block.head_idx);
-  const auto tiles = score.template key_tiles<config.block_q, config.block_kv>(q_begin);
+  const auto tiles = score.sight.template key_tiles<config.block_q, config.block_kv>(q_begin);
   if (tiles.begin < tiles.end) kernel.differentiate_tiles(score, tiles);
   if (kernel.finish()) storage.repair.set(true);
   if constexpr (Kernel::Shape::repairs_rows) {

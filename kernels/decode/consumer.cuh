@@ -195,9 +195,9 @@ struct Consumer {
     if (threadIdx.x == 0) storage.item = item;
     if (threadIdx.x == 0 && !same_rows) {
       const Tokens tokens = Item<config>::tokens_of(sequence, item.row_tile);
-      const tile::Score<features> score(args, sequence, item.kv_head_idx * config.group);
+      const tile::Visibility<features> sight(args, sequence, item.kv_head_idx * config.group);
       storage.sequence = sequence;
-      storage.full = features.key_list ? tile::KeyRange{0, 0} : score.keys_of_all(tokens.begin, tokens.end);
+      storage.full = features.key_list ? tile::KeyRange{0, 0} : sight.keys_of_all(tokens.begin, tokens.end);
     }
     if constexpr (fetches_early) {
 #pragma unroll

@@ -120,7 +120,7 @@ struct FinishRows {
   static constexpr int dim_v = DecodeLayout::value_columns(config);  // of a warp
   static constexpr bool narrow = is_narrow(key_type(features)), grouped = has_groups(key_type(features));
   // The rows of a list see the same keys: nothing hidden has been multiplied.
-  static constexpr bool repairs_rows = tile::Score<features>::hides && !features.key_list;
+  static constexpr bool repairs_rows = tile::Visibility<features>::hides && !features.key_list;
   static constexpr bool shares_items = config.item_blocks != 1 && !config.strided_items;  // with other blocks
   using Element = ptx::Element<features.dtype>;
   using Four = ptx::Vector<float, 4>;

@@ -103,7 +103,7 @@ struct Item {
     if constexpr (features.key_list) {
       seen = {0, features.key_set ? args.list_entries * args.list_block_kv : args.list_entries};
     } else {
-      seen = tile::Score<features>(args, sequence, 0).keys_of_any(tokens.begin, tokens.end);
+      seen = tile::Visibility<features>(args, sequence, 0).keys_of_any(tokens.begin, tokens.end);
     }
     if (seen.begin >= seen.end) seen = {0, 0};
     first_tile = seen.begin / config.block_kv;

@@ -14,7 +14,7 @@ __device__ __forceinline__ float ordered_score(const tile::Score<features>& scor
   float added = 0;
   if constexpr (features.bias) added = tile::bounded_bias<features.bias_dtype>(score.bias[i * score.bias_stride + j]);
   if constexpr (features.alibi) {
-    const int distance = i + score.len_kv - score.len_q - j;
+    const int distance = i + score.sight.len_kv - score.sight.len_q - j;
     added = ptx::fma(-score.slope, ptx::abs(static_cast<float>(distance)), added);
   }
   return tile::capped_score<features.softcap>(dot, score.scale, score.softcap, added);
@@ -35,19 +35,19 @@ __device__ __forceinline__ void score_rows(float (&S)[blocks][4], const Attentio
     const int query = (exists ? packed : first) / config.group;
     const tile::Score<features> score(args, sequence,
                                       item.kv_head_idx * config.group + (exists ? packed : first) % config.group);
-    tile::KeyRange range = score.keys_of(query);
+    tile::KeyRange range = score.sight.keys_of(query);
     if (!exists) range.end = 0;
     unsigned bits = ~0u;  // of a bit mask, for the keys of four blocks
 #pragma unroll
     for (int n = 0; n < blocks; ++n) {
       if constexpr (features.bit_mask() && some_hidden) {
-        if (n % 4 == 0) bits = score.bits.word(query, kv_begin + 8 * n);
+        if (n % 4 == 0) bits = score.sight.bits.word(query, kv_begin + 8 * n);
       }
 #pragma unroll
       for (int e = 2 * half; e < 2 * half + 2; ++e) {
         const int j = kv_begin + 8 * n + e % 2;
         const bool shown = (bits >> (8 * (n % 4) + e % 2) & 1) != 0;
-        if (some_hidden && !(shown && score.visible_but_by_bits(range, query, j))) {
+        if (some_hidden && !(shown && score.sight.visible_but_by_bits(range, query, j))) {
           S[n][e] = -tile::infinity;
         } else {
           S[n][e] = has_fixed_order(config) ? ordered_score(score, S[n][e], query, j) : score.in_units(S[n][e], query, j);

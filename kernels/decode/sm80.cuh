@@ -146,7 +146,7 @@ struct Loader {
     const tile::KeyListView list(args, sequence, features.packed, query, args.list_heads > 1 ? next.item.kv_head_idx : 0);
     const int place = next.tile * config.block_kv + first_row + lane, size = features.key_set ? args.list_block_kv : 1;
     if (place / size >= list.count) return;
-    const tile::KeyRange seen = tile::Score<features>(args, sequence, 0).keys_of(query);
+    const tile::KeyRange seen = tile::Visibility<features>(args, sequence, 0).keys_of(query);
     const int entry = list.template entry<features.key_set>(place / size, tile::ceil_div(seen.end, size));
     if (entry < 0) return;
     const int named = entry * size + place % size;

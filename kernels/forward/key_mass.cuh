@@ -38,7 +38,7 @@ __device__ __forceinline__ void forward_key_mass(const AttentionArgs& args) {
 
   const tile::Probabilities<features, config.head_dim> probabilities(args, sequence, block.head_idx);
   float mass[4]{};
-  const auto tiles = probabilities.score.template query_tiles<block_rows, block_rows>(kv_begin);
+  const auto tiles = probabilities.score.sight.template query_tiles<block_rows, block_rows>(kv_begin);
 #pragma unroll 1
   for (int tile_idx = tiles.begin; tile_idx < tiles.end; ++tile_idx) {
     float P[4][4];

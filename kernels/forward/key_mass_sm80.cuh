@@ -83,7 +83,7 @@ struct KeyMassSm80 {
   /// -lse of the thread's query of a tile.
   __device__ __forceinline__ float minus_lse_of(int tile_idx) const {
     const int i = tile_idx * block_q + thread;
-    if (thread >= block_q || i >= score.len_q) return -tile::infinity;
+    if (thread >= block_q || i >= score.sight.len_q) return -tile::infinity;
     return lse[i] < tile::lowest_lse ? -tile::infinity : -lse[i] * tile::log2_e;
   }
 
@@ -137,8 +137,8 @@ struct KeyMassSm80 {
       for (int column = 0; column < 2; ++column) {
         const int query = first + 8 * n + place.column + column, i = q_begin + query;
         const float minus_lse = storage.minus_lse[stage][query];
-        const tile::KeyRange range = some_hidden ? score.keys_of(i) : tile::KeyRange{};
-        const int existing = tile::min(i, score.len_q - 1);
+        const tile::KeyRange range = some_hidden ? score.sight.keys_of(i) : tile::KeyRange{};
+        const int existing = tile::min(i, score.sight.len_q - 1);
 #pragma unroll
         for (int m = 0; m < m_tiles; ++m) {
 #pragma unroll
@@ -146,7 +146,7 @@ struct KeyMassSm80 {
             const int j = kv_begin + warp_row + 16 * m + place.row + 8 * half;
             const float dot = S[m][n][2 * half + column];
             float p = 0;
-            if (!some_hidden || score.visible(range, i, j)) {
+            if (!some_hidden || score.sight.visible(range, i, j)) {
               const float units = tile::Score<features>::linear ? dot : score.in_units(dot, existing, j);
               p = ptx::exp2(ptx::fma(units, scale_log2, minus_lse));
               // A score of -inf is hidden, whatever the row's lse.
@@ -161,8 +161,9 @@ struct KeyMassSm80 {
 
   /// The next tile of queries that see some of the keys, from tile_idx on; or tiles.end.
   __device__ __forceinline__ int visible_tile(int tile_idx, const tile::TileRange& tiles) const {
-    if constexpr (tile::Score<features>::skips_tiles) {
-      while (tile_idx < tiles.end && score.template masks_hide<block_q, block_kv>(tile_idx * block_q, kv_begin)) ++tile_idx;
+    if constexpr (tile::Visibility<features>::skips_tiles) {
+      while (tile_idx < tiles.end && score.sight.template masks_hide<block_q, block_kv>(tile_idx * block_q, kv_begin))
+        ++tile_idx;
     }
     return tile_idx;
   }
@@ -187,7 +188,7 @@ struct KeyMassSm80 {
       }
       ptx::copy_async_commit();
       const int q_begin = tile_idx * block_q;
-      if (score.template all_visible<block_q, block_kv>(q_begin, kv_begin)) {
+      if (score.sight.template all_visible<block_q, block_kv>(q_begin, kv_begin)) {
         ptx::path<"forward/key_mass_sm80 inner tile">();
         add_tile<false>(q_begin, stage);
       } else {
@@ -225,7 +226,7 @@ __device__ __forceinline__ void forward_key_mass_sm80(const AttentionArgs& args)
   const int kv_begin = block.tile_idx * config.block_kv;
   if (kv_begin >= sequence.rows_kv) return;
   Kernel kernel(args, storage, sequence, block.head_idx, kv_begin);
-  const auto tiles = kernel.score.template query_tiles<config.block_q, config.block_kv>(kv_begin);
+  const auto tiles = kernel.score.sight.template query_tiles<config.block_q, config.block_kv>(kv_begin);
   if (tiles.begin < tiles.end) kernel.attend(tiles);
   kernel.write();
 }

@@ -55,7 +55,7 @@ struct ForwardListed {
 #pragma unroll
       for (int c = 0; c < 4; ++c) {
         const int j = keys.key[place.column + c];
-        const bool sees = exists && j >= 0 && score.visible(i, j);
+        const bool sees = exists && j >= 0 && score.sight.visible(i, j);
         S[r][c] = sees ? score.full(S[r][c], i, j) : tile::hidden();
       }
     }

@@ -55,7 +55,7 @@ struct ForwardPortable {
 #pragma unroll
       for (int c = 0; c < 4; ++c) {
         const int i = q_begin + place.row + r, j = kv_begin + place.column + c;
-        if (i >= score.len_q || (some_hidden && !score.visible(i, j))) {
+        if (i >= score.sight.len_q || (some_hidden && !score.sight.visible(i, j))) {
           S[r][c] = tile::hidden();
         } else {
           S[r][c] = score.full(scaled(S[r][c], r, c, j), i, j);
@@ -213,12 +213,12 @@ __device__ __forceinline__ void forward_portable(const AttentionArgs& args) {
   typename Kernel::State state{};
   for (float& row_max : state.row_max) row_max = -tile::infinity;
 
-  const auto tiles = score.template key_tiles<config.block_q, config.block_kv>(q_begin);
+  const auto tiles = score.sight.template key_tiles<config.block_q, config.block_kv>(q_begin);
 #pragma unroll 1
   for (int tile_idx = tiles.begin; tile_idx < tiles.end; ++tile_idx) {
     const int kv_begin = tile_idx * config.block_kv;
-    if (score.template masks_hide<config.block_q, config.block_kv>(q_begin, kv_begin)) continue;
-    const bool some_hidden = !score.template all_visible<config.block_q, config.block_kv>(q_begin, kv_begin);
+    if (score.sight.template masks_hide<config.block_q, config.block_kv>(q_begin, kv_begin)) continue;
+    const bool some_hidden = !score.sight.template all_visible<config.block_q, config.block_kv>(q_begin, kv_begin);
     if (some_hidden) ptx::path<"forward/portable edge tile">();
     if (!some_hidden) ptx::path<"forward/portable inner tile">();
     float S[4][4]{};

@@ -25,7 +25,7 @@ __device__ __forceinline__ tile::WarpRow<config.head_dim_v> repaired_output(cons
   const auto Q = tile::query_rows<Query, features>(args.Q, sequence, head_idx);
   const auto K = tile::keys_of<features>(args, sequence, kv_head_idx);
   const auto V = tile::values_of<features>(args, sequence, kv_head_idx);
-  const tile::KeyRange range = score.keys_of(i);
+  const tile::KeyRange range = score.sight.keys_of(i);
   tile::WarpRow<config.head_dim_v> sum;
   if (lse == -tile::infinity) return sum;  // no score is above -inf, and -inf - lse would be NaN
   if (features.dropout && lse != lse) {    // the row is NaN, even if dropout drops the NaN scores
@@ -50,7 +50,7 @@ __device__ __forceinline__ tile::WarpRow<config.head_dim_v> repaired_output(cons
 #pragma unroll 1
     for (int j = range.begin; j < range.end; ++j) {
       if (j % 64 == 0) add_part();
-      if (!score.visible(range, i, j)) continue;
+      if (!score.sight.visible(range, i, j)) continue;
       float dot = 0;
       if constexpr (features.latent) {
         dot = tile::latent_dot<features>(
@@ -96,11 +96,11 @@ __device__ __forceinline__ float repair_lse(const AttentionArgs& args, const til
   const tile::Score<features> score(args, sequence, head_idx);
   const auto Q = tile::query_rows<Element, features>(args.Q, sequence, head_idx);
   const auto K = tile::key_source<Element, features>(args, args.K, sequence, head_idx / args.group);
-  const tile::KeyRange range = score.keys_of(i);
+  const tile::KeyRange range = score.sight.keys_of(i);
   float max = features.sink ? args.sink[head_idx] : -tile::infinity, sum = max == -tile::infinity ? 0 : 1;
 #pragma unroll 1
   for (int j = range.begin; j < range.end; ++j) {
-    if (!score.visible(range, i, j)) continue;
+    if (!score.sight.visible(range, i, j)) continue;
     const float s = score.full(tile::warp_dot<config.head_dim>(Q.row(i), K.row(j), lane), i, j);
     if (s == -tile::infinity) continue;
     const float new_max = ptx::max(max, s);

@@ -41,8 +41,8 @@ __device__ __forceinline__ void compute_mask_bits(const AttentionArgs& args) {
   index /= row_tiles;
   const int head_idx = index % args.map_heads * (args.heads_q / args.map_heads), batch_idx = index / args.map_heads;
   const tile::Sequence sequence = tile::make_sequence<features>(args, batch_idx);
-  const tile::Score<features> score(args, sequence, head_idx);
-  const TileWords* const row = score.map.rows + q_begin / mask_unit * words;
+  const tile::Visibility<features> sight(args, sequence, head_idx);
+  const TileWords* const row = sight.map.rows + q_begin / mask_unit * words;
   const int thread = static_cast<int>(threadIdx.x) % mask_bits_threads, lane = thread % 32;
   int n = 0;  // tiles of the row so far
 #pragma unroll 4
@@ -53,7 +53,7 @@ __device__ __forceinline__ void compute_mask_bits(const AttentionArgs& args) {
       if (n++ % groups != group) continue;
       ptx::path<"mask/mask_bits tile">();
       const int kv_begin = (32 * word + ptx::trailing_zeros(left)) * mask_unit;
-      const mask::Votes<features, true> votes{score, q_begin, kv_begin, 16 * (thread / 32) + lane / 4, 2 * (lane % 4)};
+      const mask::Votes<features, true> votes{sight, q_begin, kv_begin, 16 * (thread / 32) + lane / 4, 2 * (lane % 4)};
       const ptx::Vector<unsigned, 2> visible = votes.visible();
       mask::mask_bits(args, batch_idx, head_idx, q_begin, kv_begin)[thread] = visible[0] | visible[1] << 2;
     }

@@ -11,7 +11,7 @@
 
 #include "ptx/memory.cuh"
 #include "ptx/warp.cuh"
-#include "tile/score.cuh"
+#include "tile/visibility.cuh"
 
 namespace flash_attention::mask {
 
@@ -19,7 +19,7 @@ using namespace abi;
 
 template <Features features, bool of_keys>  // along the rows
 struct Votes {
-  const tile::Score<features>& score;
+  const tile::Visibility<features>& sight;
   int q_begin, kv_begin;  // of the tile
   int row, column;        // this thread's first row and column, in the tile
 
@@ -47,7 +47,7 @@ struct Votes {
 
   /// The keys that a query sees, by lengths and windows only.
   __device__ __forceinline__ unsigned keys_of(int query) const {
-    const tile::KeyRange range = score.keys_of(query);
+    const tile::KeyRange range = sight.keys_of(query);
     const int first = kv_begin + column;
     return before(range.end - first) & ~before(range.begin - first);
   }
@@ -55,17 +55,17 @@ struct Votes {
   /// The queries that see a key, by lengths, windows and hidden rows only: they are ranges.
   __device__ __forceinline__ unsigned queries_of(int key) const {
     const int first = q_begin + column;
-    int begin = 0, end = key < score.visible_kv ? score.len_q : 0;
-    if constexpr (features.left_padding) end = key >= score.first_kv ? end : 0;
-    if constexpr (features.window_right) begin = tile::max(begin, key - score.diagonal - score.window_right);
-    if constexpr (features.window_left) end = tile::min(end, key - score.diagonal + score.window_left + 1);
+    int begin = 0, end = key < sight.visible_kv ? sight.len_q : 0;
+    if constexpr (features.left_padding) end = key >= sight.first_kv ? end : 0;
+    if constexpr (features.window_right) begin = tile::max(begin, key - sight.diagonal - sight.window_right);
+    if constexpr (features.window_left) end = tile::min(end, key - sight.diagonal + sight.window_left + 1);
     if constexpr (features.chunk) {
-      const int chunk = score.chunk_begin(key) - score.diagonal;
-      begin = tile::max(begin, chunk), end = tile::min(end, chunk + score.chunk);
+      const int chunk = sight.chunk_begin(key) - sight.diagonal;
+      begin = tile::max(begin, chunk), end = tile::min(end, chunk + sight.chunk);
     }
     unsigned result = before(end - first) & ~before(begin - first);
     if constexpr (features.hidden_bounds != 0) {
-      const int* const hidden = score.data.rows + tile::min(key, last_key()) * features.hidden_bounds;
+      const int* const hidden = sight.data.rows + tile::min(key, last_key()) * features.hidden_bounds;
       const auto at = [&](int bound) { return tile::max(hidden[bound], 0) - first; };
       if constexpr (features.hidden_bounds == 1) result &= before(at(0));
       if constexpr (features.hidden_bounds > 1) result &= before(at(0)) | ~before(at(1));
@@ -73,8 +73,8 @@ struct Votes {
     }
     return result;
   }
-  __device__ __forceinline__ int last_key() const { return tile::max(score.visible_kv - 1, 0); }
-  __device__ __forceinline__ int last_query() const { return score.len_q - 1; }
+  __device__ __forceinline__ int last_key() const { return tile::max(sight.visible_kv - 1, 0); }
+  __device__ __forceinline__ int last_query() const { return sight.len_q - 1; }
 
   static constexpr bool has_masks =
       features.mask || features.block_mask || features.mask_program || (features.hidden_bounds != 0 && !of_keys);
@@ -90,26 +90,26 @@ struct Votes {
   };
   __device__ __forceinline__ KnownQuery known_query(int query) const {
     KnownQuery result{.index = tile::min(query, last_query())};
-    if constexpr (features.mask_program) result.known = score.data.program.row(result.index);
-    if constexpr (features.block_mask) result.block = result.index / score.data.block_q;
+    if constexpr (features.mask_program) result.known = sight.data.program.row(result.index);
+    if constexpr (features.block_mask) result.block = result.index / sight.data.block_q;
     return result;
   }
   __device__ __forceinline__ KnownKey known_key(int key) const {
     KnownKey result{};
     key = tile::min(key, last_key());
-    if constexpr (features.mask_program) result.known = score.data.program.key(key);
-    if constexpr (features.block_mask) result.block = key / score.data.block_kv;
+    if constexpr (features.mask_program) result.known = sight.data.program.key(key);
+    if constexpr (features.block_mask) result.block = key / sight.data.block_kv;
     if constexpr (!of_keys) {
 #pragma unroll
-      for (int b = 0; b < features.hidden_bounds; ++b) result.hidden[b] = score.data.rows[key * features.hidden_bounds + b];
+      for (int b = 0; b < features.hidden_bounds; ++b) result.hidden[b] = sight.data.rows[key * features.hidden_bounds + b];
     }
     return result;
   }
   __device__ __forceinline__ bool masks_show(const KnownQuery& query, const KnownKey& key) const {
     bool hidden = false;
     if constexpr (!of_keys && features.hidden_bounds != 0) hidden = hides(key.hidden, features.hidden_bounds, query.index);
-    if constexpr (features.block_mask) hidden |= score.data.blocks[query.block * score.data.blocks_stride + key.block] == 0;
-    if constexpr (features.mask_program) hidden |= !score.data.program.visible(query.known, key.known);
+    if constexpr (features.block_mask) hidden |= sight.data.blocks[query.block * sight.data.blocks_stride + key.block] == 0;
+    if constexpr (features.mask_program) hidden |= !sight.data.program.visible(query.known, key.known);
     return !hidden;
   }
 
@@ -182,7 +182,7 @@ struct Votes {
 
   /// Which of 16 keys a query sees by the boolean mask. Reads 16 bytes at a time if they are aligned.
   __device__ __forceinline__ unsigned shown_keys(int query, int first_key) const {
-    const unsigned char* const bytes = score.mask + query * score.mask_stride + first_key;
+    const unsigned char* const bytes = sight.mask + query * sight.mask_stride + first_key;
     unsigned result = 0;
     if (first_key + 15 <= last_key() && reinterpret_cast<unsigned long long>(bytes) % 16 == 0) {
       const auto words = ptx::load_global(reinterpret_cast<const ptx::Vector<unsigned, 4>*>(bytes));

@@ -74,7 +74,7 @@ struct SecondPortable {
 #pragma unroll
       for (int r = 0; r < 4; ++r) {
         const int i = q_begin + place.row + r;
-        const bool used = i < head.first.score.len_q;
+        const bool used = i < head.first.score.sight.len_q;
         const float lse = used ? head.first.lse[i] : -tile::infinity, delta = used ? head.first.delta[i] : 0;
         const float lse_tangent = used ? head.lse_tangent[i] : 0, rest = used ? head.rest[i] : 0;
 #pragma unroll
@@ -85,7 +85,7 @@ struct SecondPortable {
 #pragma unroll
           for (int e = 0; e < 2; ++e) {
             float &of_dO = W[r][c + e], &of_score = dS[r][c + e], &of_tangent = dS_tangent[r][c + e];
-            if (some_hidden && !head.first.score.visible(i, j + e)) {
+            if (some_hidden && !head.first.score.sight.visible(i, j + e)) {
               of_dO = of_score = of_tangent = tile::hidden();
               continue;
             }
@@ -176,7 +176,7 @@ __device__ __forceinline__ void second_portable_dkv(const AttentionArgs& args) {
 #pragma unroll 1
   for (int head_idx = block.head_idx * args.group; head_idx < (block.head_idx + 1) * args.group; ++head_idx) {
     const typename Kernel::Head head(args, sequence, head_idx);
-    const auto tiles = head.first.score.template query_tiles<block_rows, block_rows>(kv_begin);
+    const auto tiles = head.first.score.sight.template query_tiles<block_rows, block_rows>(kv_begin);
 #pragma unroll 1
     for (int tile_idx = tiles.begin; tile_idx < tiles.end; ++tile_idx) {
       const int q_begin = tile_idx * block_rows;
@@ -222,7 +222,7 @@ __device__ __forceinline__ void second_portable_dq(const AttentionArgs& args) {
 
   const typename Kernel::Head head(args, sequence, block.head_idx);
   float dQ[4][tile::columns_per_thread(config.head_dim)]{};
-  const auto tiles = head.first.score.template key_tiles<block_rows, block_rows>(q_begin);
+  const auto tiles = head.first.score.sight.template key_tiles<block_rows, block_rows>(q_begin);
 #pragma unroll 1
   for (int tile_idx = tiles.begin; tile_idx < tiles.end; ++tile_idx) {
     const int kv_begin = tile_idx * block_rows;

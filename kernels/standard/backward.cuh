@@ -60,7 +60,7 @@ __device__ __forceinline__ void standard_softmax_backward(const AttentionArgs& a
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
       float p = 0, ds = 0;
-      if (score.visible(i, j + e) && !(lse < tile::lowest_lse)) {
+      if (score.sight.visible(i, j + e) && !(lse < tile::lowest_lse)) {
         p = tile::exp(S[j + e] - lse);
         ds = p * ((factor[e] == 0 ? 0 : dP[j + e] * factor[e]) - delta);
         if constexpr (features.softcap) {
@@ -92,15 +92,15 @@ __device__ __forceinline__ void standard_key_gradient(const AttentionArgs& args,
   const int num_queries = kv_begin < sequence.visible_kv ? sequence.len_q : 0;
 #pragma unroll 1
   for (int head_idx = block.head_idx * args.group; head_idx < (block.head_idx + 1) * args.group; ++head_idx) {
-    const tile::Score<features> score(args, sequence, head_idx);
+    const tile::Visibility<features> sight(args, sequence, head_idx);
     const standard::ScoreMatrix<Element> weights_of_head(args, matrix, block.batch_idx, head_idx);
     auto rows = tile::query_rows<const Element, features>(queries, sequence, head_idx);
     rows.count = sequence.len_q;
 #pragma unroll 1
     for (int q_begin = 0; q_begin < num_queries; q_begin += block_rows) {
-      const bool some_hidden = standard::some_hidden(score, q_begin, kv_begin);
+      const bool some_hidden = standard::some_hidden(sight, q_begin, kv_begin);
       float weights[4][4];
-      weights_of_head.load(weights, score, q_begin, kv_begin, some_hidden, skips_dropped);
+      weights_of_head.load(weights, sight, q_begin, kv_begin, some_hidden, skips_dropped);
       __syncthreads();  // all threads have read the previous weights
       tile::store_weights_by_row(storage.weights, weights);
       tile::add_weighted_rows<dim>(total, storage.weights, rows.from(q_begin), storage.product,
@@ -132,16 +132,16 @@ __device__ __forceinline__ void standard_dq(const AttentionArgs& args) {
   const int q_begin = block.tile_idx * block_rows;
   if (q_begin >= sequence.rows_q) return;
 
-  const tile::Score<features> score(args, sequence, block.head_idx);
+  const tile::Visibility<features> sight(args, sequence, block.head_idx);
   const standard::ScoreMatrix<Element> dS(args, StandardRegion::dS, block.batch_idx, block.head_idx);
   auto K = tile::key_rows<const Element, features>(args.K, sequence, block.head_idx / args.group);
   K.count = sequence.visible_kv;
   float dQ[4][tile::columns_per_thread(config.head_dim)]{};
 #pragma unroll 1
   for (int kv_begin = 0; kv_begin < K.count && q_begin < sequence.len_q; kv_begin += block_rows) {
-    const bool some_hidden = standard::some_hidden(score, q_begin, kv_begin);
+    const bool some_hidden = standard::some_hidden(sight, q_begin, kv_begin);
     float weights[4][4];
-    dS.load(weights, score, q_begin, kv_begin, some_hidden, false);
+    dS.load(weights, sight, q_begin, kv_begin, some_hidden, false);
     __syncthreads();  // all threads have read the previous weights
     tile::store_weights_by_column(storage.weights, weights);
     tile::add_weighted_rows<config.head_dim>(dQ, storage.weights, K.from(kv_begin), storage.product, some_hidden);

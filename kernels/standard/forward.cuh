@@ -38,7 +38,7 @@ __device__ __forceinline__ void standard_scores(const AttentionArgs& args) {
 #pragma unroll
     for (int c = 0; c < 4; ++c) {
       const int i = where.q_begin + place.row + r, j = where.kv_begin + place.column + c;
-      S[r][c] = score.visible(i, j) ? score.capped(S[r][c]) + score.added(i, j) : -tile::infinity;
+      S[r][c] = score.sight.visible(i, j) ? score.capped(S[r][c]) + score.added(i, j) : -tile::infinity;
     }
   }
   standard::ScoreMatrix<float>(args, StandardRegion::S, where.batch_idx, where.head_idx)
@@ -99,16 +99,16 @@ __device__ __forceinline__ void standard_output(const AttentionArgs& args) {
   const int q_begin = block.tile_idx * block_rows;
   if (q_begin >= sequence.rows_q) return;
 
-  const tile::Score<features> score(args, sequence, block.head_idx);
+  const tile::Visibility<features> sight(args, sequence, block.head_idx);
   const standard::ScoreMatrix<Element> P(args, StandardRegion::P, block.batch_idx, block.head_idx);
   auto V = tile::key_rows<const Element, features>(args.V, sequence, block.head_idx / args.group);
   V.count = sequence.visible_kv;
   float O[4][tile::columns_per_thread(config.head_dim_v)]{};
 #pragma unroll 1
   for (int kv_begin = 0; kv_begin < V.count && q_begin < sequence.len_q; kv_begin += block_rows) {
-    const bool some_hidden = standard::some_hidden(score, q_begin, kv_begin);
+    const bool some_hidden = standard::some_hidden(sight, q_begin, kv_begin);
     float weights[4][4];
-    P.load(weights, score, q_begin, kv_begin, some_hidden, features.dropout);
+    P.load(weights, sight, q_begin, kv_begin, some_hidden, features.dropout);
     __syncthreads();  // all threads have read the previous weights
     tile::store_weights_by_column(storage.weights, weights);
     tile::add_weighted_rows<config.head_dim_v>(O, storage.weights, V.from(kv_begin), storage.product,

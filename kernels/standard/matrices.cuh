@@ -44,8 +44,8 @@ struct ScoreMatrix {
   /// Loads the thread's part of a tile. Hidden elements are marked, so that they are skipped instead of multiplied by
   /// zero. With `skips_dropped`, dropped elements are marked, too.
   template <Features features>
-  __device__ __forceinline__ void load(float (&values)[4][4], const tile::Score<features>& score, int q_begin, int kv_begin,
-                                       bool some_hidden, bool skips_dropped) const {
+  __device__ __forceinline__ void load(float (&values)[4][4], const tile::Visibility<features>& sight, int q_begin,
+                                       int kv_begin, bool some_hidden, bool skips_dropped) const {
     const tile::ThreadPlace place;
 #pragma unroll
     for (int r = 0; r < 4; ++r) {
@@ -53,7 +53,7 @@ struct ScoreMatrix {
       const tile::Four four = tile::load_four(row(i) + j, true);
 #pragma unroll
       for (int c = 0; c < 4; ++c) {
-        const bool hidden = (some_hidden && !score.visible(i, j + c)) || (skips_dropped && is_dropped(four[c]));
+        const bool hidden = (some_hidden && !sight.visible(i, j + c)) || (skips_dropped && is_dropped(four[c]));
         values[r][c] = hidden ? tile::hidden() : four[c];
       }
     }
@@ -84,9 +84,9 @@ __device__ __forceinline__ ScoreTile score_tile(const AttentionArgs& args) {
 
 /// Whether a tile has a score that is hidden or a row that does not exist.
 template <Features features>
-__device__ __forceinline__ bool some_hidden(const tile::Score<features>& score, int q_begin, int kv_begin) {
+__device__ __forceinline__ bool some_hidden(const tile::Visibility<features>& sight, int q_begin, int kv_begin) {
   constexpr int block = tile::block_rows;
-  return q_begin + block > score.len_q || !score.template all_visible<block, block>(q_begin, kv_begin);
+  return q_begin + block > sight.len_q || !sight.template all_visible<block, block>(q_begin, kv_begin);
 }
 
 /// Combines the values of the 32 lanes of a warp.

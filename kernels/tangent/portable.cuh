@@ -47,7 +47,7 @@ struct TangentPortable {
 #pragma unroll
       for (int c = 0; c < 4; ++c) {
         const int i = q_begin + place.row + r, j = kv_begin + place.column + c;
-        bool hidden = i >= score.len_q || (some_hidden && !score.visible(i, j));
+        bool hidden = i >= score.sight.len_q || (some_hidden && !score.sight.visible(i, j));
         if (!hidden) {
           const tile::ScoreTangent pair = tangents.of(score, S[r][c], tangent[r][c], i, j);
           S[r][c] = pair.score, tangent[r][c] = pair.tangent;
@@ -109,12 +109,12 @@ struct TangentPortable {
     const tile::Dropout dropout(args, sequence.batch_idx, head_idx);
     for (float& row_max : state.rows.row_max) row_max = -tile::infinity;
 
-    const auto tiles = score.template key_tiles<config.block_q, config.block_kv>(q_begin);
+    const auto tiles = score.sight.template key_tiles<config.block_q, config.block_kv>(q_begin);
 #pragma unroll 1
     for (int tile_idx = tiles.begin; tile_idx < tiles.end; ++tile_idx) {
       const int kv_begin = tile_idx * config.block_kv;
-      if (score.template masks_hide<config.block_q, config.block_kv>(q_begin, kv_begin)) continue;
-      const bool some_hidden = !score.template all_visible<config.block_q, config.block_kv>(q_begin, kv_begin);
+      if (score.sight.template masks_hide<config.block_q, config.block_kv>(q_begin, kv_begin)) continue;
+      const bool some_hidden = !score.sight.template all_visible<config.block_q, config.block_kv>(q_begin, kv_begin);
       if (some_hidden) ptx::path<"tangent/portable edge tile">();
       if (!some_hidden) ptx::path<"tangent/portable inner tile">();
       float S[4][4]{}, tangent[4][4]{};

@@ -37,12 +37,12 @@ __device__ __forceinline__ TangentRow<config.head_dim_v> repaired_tangent(const 
   const auto Q = tile::query_rows<Element, features>(args.Q, sequence, head_idx);
   const auto K = tile::key_rows<Element, features>(args.K, sequence, kv_head_idx);
   const auto V = tile::key_rows<Element, features>(args.V, sequence, kv_head_idx);
-  const tile::KeyRange range = score.keys_of(i);
+  const tile::KeyRange range = score.sight.keys_of(i);
   float sum = 0, moment = 0, sink_share = 0;
   if constexpr (features.sink) sink_share = tile::exp(args.sink[head_idx] - lse);
 #pragma unroll 1
   for (int j = range.begin; j < range.end; ++j) {
-    if (!score.visible(range, i, j)) continue;
+    if (!score.sight.visible(range, i, j)) continue;
     float dot_tangent = 0;
     if (tangents.has_Q) dot_tangent += tile::warp_dot<config.head_dim>(tangents.Q.row(i), K.row(j), lane);
     if (tangents.has_K) dot_tangent += tile::warp_dot<config.head_dim>(Q.row(i), tangents.K.row(j), lane);

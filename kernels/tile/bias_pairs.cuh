@@ -30,18 +30,19 @@ struct BiasPairs {
   __device__ __forceinline__ void load(const Score<features>& score, int first_query, int first_key, int key_end) {
     if constexpr (present) {
       const auto place = [&](int pair) {
-        return score.bias + min(first_query + query_of(pair), score.len_q - 1) * score.bias_stride + first_key +
+        return score.bias + min(first_query + query_of(pair), score.sight.len_q - 1) * score.bias_stride + first_key +
                key_of(pair);
       };
       const auto odd = reinterpret_cast<unsigned long long>(score.bias) | score.bias_stride * sizeof(Bias);
-      if (key_end <= score.visible_kv && odd % sizeof(Pair) == 0) {
+      if (key_end <= score.sight.visible_kv && odd % sizeof(Pair) == 0) {
 #pragma unroll
         for (int p = 0; p < num_pairs; ++p) pairs[p] = ptx::load_readonly(reinterpret_cast<const Pair*>(place(p)));
       } else {
 #pragma unroll
         for (int p = 0; p < num_pairs; ++p) {
 #pragma unroll
-          for (int e = 0; e < 2; ++e) pairs[p][e] = first_key + key_of(p) + e < score.visible_kv ? place(p)[e] : Bias{};
+          for (int e = 0; e < 2; ++e)
+            pairs[p][e] = first_key + key_of(p) + e < score.sight.visible_kv ? place(p)[e] : Bias{};
         }
       }
     }
@@ -52,10 +53,10 @@ struct BiasPairs {
   template <int rows, int keys>
   __device__ __forceinline__ static void prefetch(const Score<features>& score, int q, int kv_begin, int index) {
     constexpr int line = 128 / static_cast<int>(sizeof(Bias));
-    if (!features.bias || index >= rows || q + index >= score.len_q) return;
+    if (!features.bias || index >= rows || q + index >= score.sight.len_q) return;
 #pragma unroll
     for (int key = kv_begin; key < kv_begin + keys; key += line) {
-      if (key < score.visible_kv) ptx::prefetch_L2(score.bias + (q + index) * score.bias_stride + key);
+      if (key < score.sight.visible_kv) ptx::prefetch_L2(score.bias + (q + index) * score.bias_stride + key);
     }
   }
 

@@ -30,8 +30,9 @@ struct Probabilities {
   /// P = exp(S - lse); 0 if hidden, and in rows that see nothing. Returns false for a tile that a mask hides.
   template <typename Storage>
   __device__ __forceinline__ bool compute(float (&P)[4][4], int q_begin, int kv_begin, Storage& storage) const {
-    if (score.template masks_hide<block, block>(q_begin, kv_begin)) return false;
-    const bool some_hidden = q_begin + block > score.len_q || !score.template all_visible<block, block>(q_begin, kv_begin);
+    if (score.sight.template masks_hide<block, block>(q_begin, kv_begin)) return false;
+    const bool some_hidden =
+        q_begin + block > score.sight.len_q || !score.sight.template all_visible<block, block>(q_begin, kv_begin);
 #pragma unroll
     for (int r = 0; r < 4; ++r) {
 #pragma unroll
@@ -42,11 +43,11 @@ struct Probabilities {
 #pragma unroll
     for (int r = 0; r < 4; ++r) {
       const int i = q_begin + place.row + r;
-      const float of_row = i < score.len_q ? lse[i] : -infinity;
+      const float of_row = i < score.sight.len_q ? lse[i] : -infinity;
 #pragma unroll
       for (int c = 0; c < 4; ++c) {
         const int j = kv_begin + place.column + c;
-        if (of_row < lowest_lse || (some_hidden && !score.visible(i, j))) {
+        if (of_row < lowest_lse || (some_hidden && !score.sight.visible(i, j))) {
           P[r][c] = 0;
         } else {
           const float full = score.full(P[r][c], i, j);

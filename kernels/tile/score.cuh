@@ -32,13 +32,13 @@ constexpr float lowest_lse = -1e7f;
 
 /// The scores of one sequence and head.
 template <Features features>
-struct Score : Visibility<features> {
-  using Visibility<features>::len_q, Visibility<features>::len_kv;
+struct Score {
   static constexpr bool linear = !features.modifies_scores();
   using Bias = ptx::Element<features.bias_dtype>;
   using ProgramRow = typename Program<features.score_program>::Row;
   using ProgramKey = typename Program<features.score_program>::Key;
 
+  [[no_unique_address]] Visibility<features> sight;  // which keys a query sees; `scale` may use its padding
   float scale;
   float softcap;
   float slope;
@@ -47,7 +47,7 @@ struct Score : Visibility<features> {
   Program<features.score_program> program;
 
   __device__ __forceinline__ Score(const AttentionArgs& args, const Sequence& sequence, int head_idx)
-      : Visibility<features>(args, sequence, head_idx), scale(args.scale), program(args, sequence.batch_idx, head_idx) {
+      : sight(args, sequence, head_idx), scale(args.scale), program(args, sequence.batch_idx, head_idx) {
     if constexpr (features.kv_scales && !features.latent)  // latent keys have two scales each
       scale *= head_scale<features>(args.K_scale, sequence.batch_idx, head_idx / args.group);
     if constexpr (features.q_scales) scale *= scale_of_head(args.Q_scale, sequence.batch_idx, head_idx / args.group);
@@ -78,7 +78,7 @@ struct Score : Visibility<features> {
     float result = 0;
     if constexpr (features.bias) result = bounded_bias<features.bias_dtype>(bias[i * bias_stride + j]);
     if constexpr (features.alibi) {
-      const int distance = i + len_kv - len_q - j;
+      const int distance = i + sight.len_kv - sight.len_q - j;
       result -= slope * static_cast<float>(distance < 0 ? -distance : distance);
     }
     return result;

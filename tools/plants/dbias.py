@@ -46,8 +46,8 @@ PLANTS = (
     Plant(
         "a tile at the edge counts as all visible",
         KERNEL,
-        "edge(Shape::some_hidden(score, q_begin, kv_begin)) {}",
-        "edge(Shape::some_hidden(score, q_begin, kv_begin) && q_begin > 0) {}",
+        "edge(Shape::some_hidden(score.sight, q_begin, kv_begin)) {}",
+        "edge(Shape::some_hidden(score.sight, q_begin, kv_begin) && q_begin > 0) {}",
         TILES,
     ),
     # Heads and sequences

@@ -40,8 +40,8 @@ PLANTS = (
     Plant(
         "packed: ALiBi measures by the longest sequence",
         SCORE,
-        "const int distance = i + len_kv - len_q - j;",
-        "const int distance = i + (features.packed ? 0 : len_kv - len_q) - j;",
+        "const int distance = i + sight.len_kv - sight.len_q - j;",
+        "const int distance = i + (features.packed ? 0 : sight.len_kv - sight.len_q) - j;",
         ANY,
     ),
     Plant(
@@ -119,15 +119,15 @@ PLANTS = (
     Plant(
         "ALiBi follows the diagonal of the top-left corner",
         SCORE,
-        "const int distance = i + len_kv - len_q - j;",
-        "const int distance = i + this->diagonal - j;",
+        "const int distance = i + sight.len_kv - sight.len_q - j;",
+        "const int distance = i + sight.diagonal - j;",
         "kernels_emulated_test */ForwardPortable.*/alibi_top_left_*",
     ),
     Plant(
         "forward/sm90: ALiBi follows the diagonal of the top-left corner",
         "kernels/forward/sm90/softmax.cuh",
-        "static_cast<float>(q + score.len_kv - score.len_q - first_key);",
-        "static_cast<float>(q + score.diagonal - first_key);",
+        "static_cast<float>(q + score.sight.len_kv - score.sight.len_q - first_key);",
+        "static_cast<float>(q + score.sight.diagonal - first_key);",
         "kernels_emulated_test */ForwardSm90Loops.*/slopes_top_left_*",
     ),
     Plant(
@@ -175,15 +175,15 @@ PLANTS = (
     Plant(
         "forward/sm90: the right edge of a window is one key short",
         "kernels/forward/sm90/softmax.cuh",
-        "last = tile::min(last, score.window_end(q));",
-        "last = tile::min(last, score.window_end(q) - 1);",
+        "last = tile::min(last, score.sight.window_end(q));",
+        "last = tile::min(last, score.sight.window_end(q) - 1);",
         cover("forward_sm90"),
     ),
     Plant(
         "forward/sm90: the left edge of a window is one key late",
         "kernels/forward/sm90/softmax.cuh",
-        "first = score.window_begin(q);",
-        "first = score.window_begin(q) + 1;",
+        "first = score.sight.window_begin(q);",
+        "first = score.sight.window_begin(q) + 1;",
         cover("forward_sm90"),
     ),
     Plant(

@@ -39,6 +39,7 @@ struct BackwardSm80 {
   using VTile = typename Shape::VTile;
   using PTile = typename Shape::PTile;
   using Score = tile::Score<features>;
+  using Visibility = tile::Visibility<features>;
   static constexpr bool adds_dQ = config.dq_mode != DqMode::separate_kernel;
 
   // How the warps divide the products of scores: rows x columns of warps.
@@ -80,7 +81,7 @@ struct BackwardSm80 {
         sequence(s),
         kv_head_idx(kv_head),
         kv_begin(first_key),
-        tiles(Score(arguments, s, kv_head * arguments.group).template query_tiles<block_q, block_kv>(first_key)) {}
+        tiles(Visibility(arguments, s, kv_head * arguments.group).template query_tiles<block_q, block_kv>(first_key)) {}
 
   /// A step of the main loop: a query tile of a query head of the group.
   struct Step {
@@ -93,12 +94,12 @@ struct BackwardSm80 {
   };
   /// The first step, from a place on, of which the masks show something.
   __device__ __forceinline__ Step step_from(int head_idx, int tile_idx, unsigned stage_smem) {
-    if constexpr (Score::skips_tiles) {
+    if constexpr (Visibility::skips_tiles) {
       while (head_idx < (kv_head_idx + 1) * args.group) {
-        const Score score(args, sequence, head_idx);
+        const Visibility sight(args, sequence, head_idx);
         tile_idx = visible_tiles.next(tile_idx, tiles.end, [&](int other) {
           return other >= tiles.begin && other < tiles.end &&
-                 !score.template masks_hide<block_q, block_kv>(other * block_q, kv_begin);
+                 !sight.template masks_hide<block_q, block_kv>(other * block_q, kv_begin);
         });
         if (tile_idx < tiles.end) break;
         ++head_idx, tile_idx = tiles.begin, visible_tiles = {};  // another head may have another map
@@ -141,7 +142,7 @@ struct BackwardSm80 {
 
     const typename Shape::template RowStatistics<2> rows(step.statistics(), row + place.row);
     const tile::Dropout dropout(args, sequence.batch_idx, head_idx);
-    if (Shape::some_hidden(score, q_begin, kv_begin)) {
+    if (Shape::some_hidden(score.sight, q_begin, kv_begin)) {
       ptx::path<Shape::split    ? "backward/tf32 edge tile"
                 : Shape::floats ? "backward/fp32 edge tile"
                                 : "backward/sm80 edge tile">();

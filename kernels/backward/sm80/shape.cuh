@@ -38,7 +38,7 @@ struct BackwardSm80Shape {
   static constexpr bool fp32_products = features.fp32_products, split = floats && !fp32_products;
   // A NaN or Inf that is hidden from some rows reaches them through 0 * NaN; such rows are computed again. So are rows
   // that see an Inf which was split in two parts.
-  static constexpr bool repairs_rows = tile::Score<features>::hides || features.dropout || floats;
+  static constexpr bool repairs_rows = tile::Visibility<features>::hides || features.dropout || floats;
   // Tensor cores keep nothing below 2^-136, red.global.add nothing below 2^-126. So P and dS as factors of tensor
   // cores, and the sums of dQ, are scaled up by these powers of two; dK, dV and dQ are divided by them at the end. Rows
   // that overflow are computed again.
@@ -80,8 +80,8 @@ struct BackwardSm80Shape {
     tile::copy_tile_async<threads, columns, Tile>(tile_address, from, threadIdx.x);
   }
 
-  __device__ __forceinline__ static bool some_hidden(const tile::Score<features>& score, int q_begin, int kv_begin) {
-    return q_begin + block_q > score.len_q || !score.template all_visible<block_q, block_kv>(q_begin, kv_begin);
+  __device__ __forceinline__ static bool some_hidden(const tile::Visibility<features>& sight, int q_begin, int kv_begin) {
+    return q_begin + block_q > sight.len_q || !sight.template all_visible<block_q, block_kv>(q_begin, kv_begin);
   }
 
   __device__ __forceinline__ static const float* delta_of(const AttentionArgs& args) {
@@ -149,7 +149,7 @@ struct BackwardSm80Shape {
 #pragma unroll
     for (int m = 0; m < m_tiles; ++m) {
       const int first = row + 16 * m + place.row;
-      const tile::KeyRange ranges[2] = {score.keys_of(first), score.keys_of(first + 8)};
+      const tile::KeyRange ranges[2] = {score.sight.keys_of(first), score.sight.keys_of(first + 8)};
 #pragma unroll
       for (int pair = 0; pair < blocks / 2; ++pair) {
         tile::DropoutWords random;
@@ -165,7 +165,7 @@ struct BackwardSm80Shape {
             const int j = column + 16 * pair + e / 2 * 8 + place.column + e % 2;
             float& s = S[m][2 * pair + e / 2][2 * half + e % 2];
             float& ds = dP[m][2 * pair + e / 2][2 * half + e % 2];
-            if (some_hidden && !score.visible(ranges[half], i, j)) {
+            if (some_hidden && !score.sight.visible(ranges[half], i, j)) {
               s = ds = 0;
               continue;
             }

@@ -33,7 +33,6 @@ struct BackwardSm80Bias {
   static constexpr int panel = Steps::panel, panels = Steps::panels, all_panels = Steps::all_panels;
   static constexpr int stages = Steps::stages, ahead = Steps::ahead;
   using Shape = typename Steps::Shape;
-  using Score = typename Steps::Score;
   using Step = typename Steps::Step;
   using Stage = typename Steps::Stage;
   using QTile = typename Steps::QTile;
@@ -95,7 +94,7 @@ struct BackwardSm80Bias {
   struct Scores {
     const Step step;
     const tile::Sequence sequence;
-    const Score score;
+    const tile::Score<features> score;
     const tile::Dropout dropout;
     const int q_begin, kv_begin;
     const bool edge;
@@ -107,7 +106,7 @@ struct BackwardSm80Bias {
           dropout(args, at.batch_idx, at.head_idx),
           q_begin(at.q_tile * block_q),
           kv_begin(at.kv_tile * block_kv),
-          edge(Shape::some_hidden(score, q_begin, kv_begin)) {}
+          edge(Shape::some_hidden(score.sight, q_begin, kv_begin)) {}
   };
   __device__ __forceinline__ typename Shape::template RowStatistics<2> statistics(int lane_row) const {
     return {ptx::shared_address(&steps.storage.statistics[step_place]), lane_row};

@@ -14,7 +14,6 @@ struct BackwardSm80BiasSteps {
   static constexpr int block_q = Shape::block_q, block_kv = Shape::block_kv, threads = Shape::threads;
   static constexpr int warps_q = Shape::warps_q;
   using Element = typename Shape::Element;
-  using Score = tile::Score<features>;
   static constexpr int panel = 64;  // columns of Q, K, dO or V that are loaded together
   static constexpr int panels = tile::ceil_div(config.head_dim, panel);
   static constexpr int all_panels = panels + tile::ceil_div(config.head_dim_v, panel);  // those of dO and V come last
@@ -85,11 +84,11 @@ struct BackwardSm80BiasSteps {
 #pragma unroll 1
     while (step.tile_idx < num_tiles() && args.batch > 0) {
       const tile::Sequence sequence = tile::make_sequence<features>(args, step.batch_idx);
-      const Score score(args, sequence, step.head_idx);
+      const tile::Visibility<features> sight(args, sequence, step.head_idx);
       const int q_begin = step.q_tile * block_q;
-      const auto tiles = score.template key_tiles<block_q, block_kv>(q_begin);
+      const auto tiles = sight.template key_tiles<block_q, block_kv>(q_begin);
       if (step.kv_tile >= tiles.begin && step.kv_tile < tiles.end &&
-          !score.template masks_hide<block_q, block_kv>(q_begin, step.kv_tile * block_kv))
+          !sight.template masks_hide<block_q, block_kv>(q_begin, step.kv_tile * block_kv))
         return step;
       step = next_of(step);
     }

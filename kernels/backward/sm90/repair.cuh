@@ -78,16 +78,16 @@ struct Repairer {
   /// hidden from it.
   __device__ __forceinline__ bool is_reached(int head_idx) const {
     if (reads_flags && !may_be_nonfinite(head_idx)) return false;
-    const tile::Score<features> score(args, sequence, head_idx);
+    const tile::Visibility<features> sight(args, sequence, head_idx);
     // The main loop reads all queries that any key of its block sees.
-    const auto tiles = score.template query_tiles<tile_rows, config.block_kv>(kv_begin / config.block_kv * config.block_kv);
+    const auto tiles = sight.template query_tiles<tile_rows, config.block_kv>(kv_begin / config.block_kv * config.block_kv);
 #pragma unroll 1
     for (int tile_idx = tiles.begin; tile_idx < tiles.end; ++tile_idx) {
       if (reads_flags && nonfinite_flags(head_idx)[tile_idx] == 0) continue;
       const int q_begin = tile_idx * tile_rows, block_begin = kv_begin / config.block_kv * config.block_kv;
       // the loop has no such step
-      if (score.template masks_hide<tile_rows, config.block_kv>(q_begin, block_begin)) continue;
-      if (!features.dropout && score.template all_visible<tile_rows, tile_rows>(q_begin, kv_begin)) {
+      if (sight.template masks_hide<tile_rows, config.block_kv>(q_begin, block_begin)) continue;
+      if (!features.dropout && sight.template all_visible<tile_rows, tile_rows>(q_begin, kv_begin)) {
         if constexpr (features.window_left || tile::TileMap<features>::present) continue;
         return false;  // later queries see no less
       }

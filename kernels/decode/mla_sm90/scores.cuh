@@ -62,7 +62,7 @@ struct Scoring {
         shared.v_by_k_scale = tile::head_scale<features>(args.V_scale, item.batch_idx, item.kv_head_idx) / shared.k_scale;
       }
       shared.seen_by_all =
-          tile::Score<features>(args, sequence, item.kv_head_idx * config.group).keys_of_all(tokens.begin, tokens.end);
+          tile::Visibility<features>(args, sequence, item.kv_head_idx * config.group).keys_of_all(tokens.begin, tokens.end);
     }
     const Place place;
     constexpr int chunks = mla_columns / 8;  // of a row, which a warp copies; those that do not exist become zero

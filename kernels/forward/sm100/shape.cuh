@@ -46,7 +46,7 @@ struct Shape {
 
   // A NaN or Inf in V reaches queries that do not see it through 0 * NaN in P V. Such rows are computed again.
   // V comes in whole blocks of keys, so keys past a sequence's end are hidden ones, too.
-  static constexpr bool repairs_rows = tile::Score<features>::hides || features.has_lengths();
+  static constexpr bool repairs_rows = tile::Visibility<features>::hides || features.has_lengths();
   static_assert(block_kv == forward_sm100_block_kv && config.num_warps == forward_sm100_warps(config.block_q));
 };
 

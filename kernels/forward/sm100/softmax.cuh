@@ -43,14 +43,14 @@ struct RowScores {
   /// Dot products of neighbouring keys become scores, in units of Score::unit_scale; -inf if hidden.
   template <bool some_hidden, int count>
   __device__ __forceinline__ void modify(float (&scores)[count], int kv_begin) const {
-    const tile::KeyRange range = score.keys_of(i);
+    const tile::KeyRange range = score.sight.keys_of(i);
     // Rows past the last query may be in the tile. They read the last row's bias and are not stored.
-    const int existing = tile::max(tile::min(i, score.len_q - 1), 0);
+    const int existing = tile::max(tile::min(i, score.sight.len_q - 1), 0);
     const ProgramRow of_program = score.program.row(existing);
 #pragma unroll
     for (int n = 0; n < count; ++n) {
       const int j = kv_begin + n;
-      const bool hidden = some_hidden && !score.visible(range, i, j);
+      const bool hidden = some_hidden && !score.sight.visible(range, i, j);
       if constexpr (linear) {
         scores[n] = hidden ? -tile::infinity : scores[n];
       } else if constexpr (by_parts) {
@@ -102,7 +102,7 @@ struct Softmax {
       Row scores;
       ptx::mbarrier_wait(shared.S_full[t], static_cast<int>(num_blocks++ & 1));
       ptx::tcgen05_fence_after();  // S, which a product has written
-      if (!tile.score.template all_visible<rows, S::block_kv>(tile.first_row(t), kv_begin)) {
+      if (!tile.score.sight.template all_visible<rows, S::block_kv>(tile.first_row(t), kv_begin)) {
         ptx::path<"forward/sm100 edge block">();
         load_modified<true>(scores, of_row, kv_begin);
       } else if constexpr (!Scores::linear) {

@@ -22,7 +22,7 @@ struct Tile {
       : sequence(its_sequence), head_idx(head), q_begin(first_query), score(args, its_sequence, head), all{0, 0} {
 #pragma unroll
     for (int t = 0; t < S::q_tiles; ++t) {
-      seen[t] = score.template key_tiles<rows, S::block_kv>(first_row(t));
+      seen[t] = score.sight.template key_tiles<rows, S::block_kv>(first_row(t));
       if (!has_keys(t)) continue;
       const bool is_first = all.begin == all.end;
       all = {is_first ? seen[t].begin : tile::min(all.begin, seen[t].begin), tile::max(all.end, seen[t].end)};
@@ -39,8 +39,8 @@ struct Tile {
 #pragma unroll
     for (int t = 0; t < S::q_tiles; ++t) {
       bool visible = block >= seen[t].begin && block < seen[t].end;
-      if constexpr (tile::Score<S::features>::skips_tiles)
-        visible = visible && !score.template masks_hide<rows, S::block_kv>(first_row(t), block * S::block_kv);
+      if constexpr (tile::Visibility<S::features>::skips_tiles)
+        visible = visible && !score.sight.template masks_hide<rows, S::block_kv>(first_row(t), block * S::block_kv);
       tiles |= visible ? 1u << t : 0u;
     }
     return tiles;

@@ -62,7 +62,7 @@ struct ForwardSm80Shape {
   static constexpr bool sums_in_shared = (!floats || split) && m_tiles * (block_kv + dim_v) / 2 >= 192;
   // A NaN or Inf in V reaches queries that do not see it through 0 * NaN in P V. Such rows are computed again (repair). So
   // are rows that see an Inf which was split in two parts, or whose probability is 0 as a code.
-  static constexpr bool repairs_rows = tile::Score<features>::hides || features.dropout || split || codes;
+  static constexpr bool repairs_rows = tile::Visibility<features>::hides || features.dropout || split || codes;
   // A float below 2^-112 loses bits when it is split in two parts; nothing below 2^-136 is kept. A row of O whose elements
   // are all below this limit is computed again, too.
   static constexpr float tiny_row = 0x1p-100f;
@@ -166,10 +166,10 @@ struct ForwardSm80 {
   /// The next tile to visit: tile_idx, or the nearest before it of which the masks show something; or tiles.begin - 1.
   __device__ __forceinline__ int tile_below(int tile_idx, const tile::TileRange& tiles,
                                             tile::VisibleTiles& visible_tiles) const {
-    if constexpr (!tile::Score<features>::skips_tiles) return tile_idx;
+    if constexpr (!tile::Visibility<features>::skips_tiles) return tile_idx;
     return visible_tiles.previous(tile_idx, tiles.begin, [&](int other) {
       return other >= tiles.begin && other < tiles.end &&
-             !score.template masks_hide<block_q, block_kv>(q_begin, other * block_kv);
+             !score.sight.template masks_hide<block_q, block_kv>(q_begin, other * block_kv);
     });
   }
 
@@ -280,7 +280,7 @@ struct ForwardSm80 {
       __syncthreads();  // V has landed, and every warp is done with K
       copies.move_K(distance);
       if (next_idx >= tiles.begin) copies.template load_K<false>();
-      if (!score.template all_visible<block_q, block_kv>(q_begin, kv_begin)) {
+      if (!score.sight.template all_visible<block_q, block_kv>(q_begin, kv_begin)) {
         if constexpr (codes) {
           ptx::path<"forward/sm89_fp8 edge tile">();
         } else {
@@ -356,16 +356,16 @@ __device__ __forceinline__ void ForwardSm80<config>::score_tile(Scores& S, int k
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int i = q_begin + warp_row + 16 * m + place.row + 8 * half;
-      const tile::KeyRange range = score.keys_of(i);
+      const tile::KeyRange range = score.sight.keys_of(i);
       // Even if no score is hidden, rows past the last query may be in the tile. They read the last row's bias and are not
       // stored.
-      const int existing = some_hidden ? i : tile::min(i, score.len_q - 1);
+      const int existing = some_hidden ? i : tile::min(i, score.sight.len_q - 1);
 #pragma unroll
       for (int n = 0; n < block_kv / 8; ++n) {
 #pragma unroll
         for (int e = 2 * half; e < 2 * half + 2; ++e) {
           const int j = kv_begin + 8 * n + place.column + e % 2;
-          if (some_hidden && !score.visible(range, i, j)) {
+          if (some_hidden && !score.sight.visible(range, i, j)) {
             S[m][n][e] = -tile::infinity;
           } else {
             S[m][n][e] = score.in_units(S[m][n][e], existing, j);
@@ -471,8 +471,7 @@ __device__ __forceinline__ void ForwardSm80<config>::finish() {
       }
     }
   }
-  if constexpr (features.max_logit)
-    tile::raise_largest_of_warp(args, sequence.batch_idx, head_idx, lane, largest_score);
+  if constexpr (features.max_logit) tile::raise_largest_of_warp(args, sequence.batch_idx, head_idx, lane, largest_score);
   if constexpr (repairs_rows && column_warps > 1) {
     const bool any = ptx::any(check != check);
     if (lane == 0) storage.unsound[column_warp][warp_row / rows_per_warp] = any;
@@ -519,7 +518,7 @@ __device__ __forceinline__ void forward_sm80(const AttentionArgs& args) {
   if (q_begin >= sequence.rows_q) return;
 
   Kernel kernel(args, storage, sequence, block.head_idx, q_begin);
-  const auto tiles = kernel.score.template key_tiles<config.block_q, config.block_kv>(q_begin);
+  const auto tiles = kernel.score.sight.template key_tiles<config.block_q, config.block_kv>(q_begin);
   if (tiles.begin < tiles.end) kernel.attend(tiles);
   kernel.finish();
 }

@@ -128,7 +128,7 @@ struct KeyCopies<Kernel, true> {
  private:
   __device__ __forceinline__ void look_up(int kv_begin) {
     // Tiles end with the last query's keys, so every row of the last tile that exists has a page.
-    const tile::KeyRange seen{kernel.score.keys_of(kernel.q_begin).begin, kernel.score.visible_kv};
+    const tile::KeyRange seen{kernel.score.sight.keys_of(kernel.q_begin).begin, kernel.score.sight.visible_kv};
     places.look_up(kernel.args, kernel.sequence.batch_idx, seen, kv_begin);
   }
   __device__ __forceinline__ int kv_head() const { return kernel.head_idx / kernel.args.group; }

@@ -73,7 +73,7 @@ __device__ __forceinline__ void copy_biases(const ScoreMath<config>& math, unsig
   for (int i = lane; i < 16 * S::block_kv; i += 32) {
     const int row = i / S::block_kv, key = i % S::block_kv, chunk = key / S::bias_keys, inside = key % S::bias_keys;
     unsigned short bits = 0;
-    if (first_query + row < math.score.len_q && kv_begin + key < math.score.visible_kv) {
+    if (first_query + row < math.score.sight.len_q && kv_begin + key < math.score.sight.visible_kv) {
       bits = __builtin_bit_cast(unsigned short,
                                 math.score.bias[(first_query + row) * math.score.bias_stride + kv_begin + key]);
     }

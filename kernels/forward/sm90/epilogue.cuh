@@ -46,7 +46,7 @@ struct Epilogue {
     float maximum[2] = {}, factor[2], ordered_lse[2] = {};
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      used[r] = math.row + 8 * r < math.score.len_q;
+      used[r] = math.row + 8 * r < math.score.sight.len_q;
       if constexpr (stack > 1) used[r] = used[r] && has_head(math.row + 8 * r);
       if constexpr (S::ordered) {
         const float sink = features.sink ? args.sink[tile.head_idx] : -tile::infinity;
@@ -109,7 +109,8 @@ struct Epilogue {
       }
     }
     if constexpr (features.max_logit) {
-      tile::raise_largest_of_warp(args, tile.sequence.batch_idx, tile.head_idx, static_cast<int>(thread % 32), largest_score);
+      tile::raise_largest_of_warp(args, tile.sequence.batch_idx, tile.head_idx, static_cast<int>(thread % 32),
+                                  largest_score);
     }
     return retry;
   }

@@ -85,7 +85,7 @@ __device__ __forceinline__ void first_block(TileWork<W>& work, const Tile& tile,
   math.pack(work.scores, work.P);
   ptx::wgmma_pin(work.P);
   // Rows of V after the last visible key must be zero before they are multiplied. Backwards, they are in this block.
-  if constexpr (!S::forwards || S::listed) clear_hidden_rows(work.wg, k, math.score.visible_kv - block * S::block_kv);
+  if constexpr (!S::forwards || S::listed) clear_hidden_rows(work.wg, k, math.score.sight.visible_kv - block * S::block_kv);
 }
 
 /// A later block: its scores, the output of the previous block, its softmax. softmax(block, rescale) returns true if it has
@@ -125,7 +125,7 @@ __device__ __forceinline__ void next_block(TileWork<W>& work, const Tile& tile, 
   math.pack(work.scores, work.P);
   ptx::wgmma_pin(work.P);
   if constexpr (S::ordered) take_output(block, rescale);  // the scores' registers are free
-  if constexpr (kind == Visit::listed) clear_hidden_rows(work.wg, k, math.score.visible_kv - block * S::block_kv);
+  if constexpr (kind == Visit::listed) clear_hidden_rows(work.wg, k, math.score.sight.visible_kv - block * S::block_kv);
 }
 
 template <Visit kind, class W, class Softmax>
@@ -142,7 +142,7 @@ __device__ __forceinline__ void last_output(TileWork<W>& work, const ScoreMath<W
   const PipelineState<S::stages> v(work.wg.num_blocks - 1);
   ptx::mbarrier_wait(work.wg.shared.V_full[v.stage], v.phase);  // V has landed
   if constexpr ((S::forwards && !S::listed) || S::from_diagonal)
-    clear_hidden_rows(work.wg, v, math.score.visible_kv - block * S::block_kv);
+    clear_hidden_rows(work.wg, v, math.score.sight.visible_kv - block * S::block_kv);
   pingpong_wait(work.wg);
   issue_output(work.wg, work.out.O, work.P, v.stage, work.accumulate);
   pingpong_signal(work.wg);
@@ -188,11 +188,10 @@ __device__ __forceinline__ void attend_range(TileWork<W>& work, const Tile& tile
   using S = typename W::S;
   constexpr ForwardConfig config = W::config;
   skip_blocks(work.wg, seen.begin);
-  first_block(
-      work, tile, math, block_at<config>(tile, seen.begin), after<config>(tile, seen, seen.begin),
-      [&](int block, float(&rescale)[2]) {
-        softmax_edge(work.wg, math, block, work.scores, work.out.rows, work.out.statistics, rescale);
-      });
+  first_block(work, tile, math, block_at<config>(tile, seen.begin), after<config>(tile, seen, seen.begin),
+              [&](int block, float(&rescale)[2]) {
+                softmax_edge(work.wg, math, block, work.scores, work.out.rows, work.out.statistics, rescale);
+              });
   int n = seen.begin + 1;
   // With a mask tensor, and in Attempt::online_max, all blocks are edge blocks: the interior is empty.
 #pragma unroll 1

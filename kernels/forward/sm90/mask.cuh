@@ -14,11 +14,11 @@ template <ForwardConfig config>
 __device__ __forceinline__ void hide_pairs(const ScoreMath<config>& math, typename ScoreMath<config>::Tile& S,
                                            int kv_begin) {
   constexpr int groups = ScoreMath<config>::block_kv / 8;
-  const int first_row = ptx::hide_from_compiler(math.row), last_row = math.score.len_q - 1;
+  const int first_row = ptx::hide_from_compiler(math.row), last_row = math.score.sight.len_q - 1;
   const int rows[2] = {tile::min(first_row, last_row), tile::min(first_row + 8, last_row)};  // others are hidden already
-  const int last_key = math.score.visible_kv - 1;
+  const int last_key = math.score.sight.visible_kv - 1;
   const auto is_hidden = [&](int r, int group, int e) {
-    return math.score.data.hides_pair(rows[r], tile::min(kv_begin + math.column + 8 * group + e, last_key));
+    return math.score.sight.data.hides_pair(rows[r], tile::min(kv_begin + math.column + 8 * group + e, last_key));
   };
   constexpr Features features = config.features;
   constexpr bool few_registers = !tile::Score<features>::linear || features.dropout || config.head_dim_v > 128;
@@ -91,7 +91,7 @@ __device__ __forceinline__ void hide_unseen(const ScoreMath<config>& math, typen
   if (at_edge) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const tile::KeyRange range = score.keys_of(first_row + 8 * r);
+      const tile::KeyRange range = score.sight.keys_of(first_row + 8 * r);
       visible[r] &= before(range.end - kv_begin - column);
       if constexpr (Shape<config>::left_edge) visible[r] &= ~before(range.begin - kv_begin - column);
     }

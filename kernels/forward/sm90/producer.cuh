@@ -74,8 +74,8 @@ struct PagedBlock {
 
   __device__ __forceinline__ PagedBlock(const AttentionArgs& arguments, const Tile& tile, int block)
       : args(arguments), kv_head(tile.head_idx / arguments.group) {
-    const tile::Score<config.features> score(args, tile.sequence, tile.head_idx);
-    const tile::KeyRange seen = score.keys_of_any(tile.q_begin, tile.q_begin + config.block_q);
+    const tile::Visibility<config.features> sight(args, tile.sequence, tile.head_idx);
+    const tile::KeyRange seen = sight.keys_of_any(tile.q_begin, tile.q_begin + config.block_q);
     const int kv_begin = block * S::block_kv, page = kv_begin / args.page_size;
     entry = args.page_table + tile.sequence.batch_idx * args.page_table_stride + page;
     row = kv_begin - page * args.page_size;

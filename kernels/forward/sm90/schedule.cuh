@@ -110,13 +110,13 @@ __device__ __forceinline__ void for_listed(const AttentionArgs& args, const Tile
 /// Fills in the range from which masks choose, and the first block. tile.blocks only says whether there is any block.
 template <ForwardConfig config>
 __device__ __forceinline__ void list_blocks(const AttentionArgs& args, Tile& tile,
-                                            const tile::Score<config.features>& score, tile::TileRange loaded) {
+                                            const tile::Visibility<config.features>& sight, tile::TileRange loaded) {
   constexpr Features features = config.features;
-  const int q_last = tile::min(tile.q_begin + config.block_q, score.len_q) - 1;
-  int first = 0, last = score.visible_kv;
-  if constexpr (features.window_right) last = tile::min(last, score.window_end(tile.q_begin));
-  if constexpr (features.left_padding) first = score.first_kv;
-  if constexpr (features.window_left) first = tile::max(score.window_begin(q_last), first);
+  const int q_last = tile::min(tile.q_begin + config.block_q, sight.len_q) - 1;
+  int first = 0, last = sight.visible_kv;
+  if constexpr (features.window_right) last = tile::min(last, sight.window_end(tile.q_begin));
+  if constexpr (features.left_padding) first = sight.first_kv;
+  if constexpr (features.window_left) first = tile::max(sight.window_begin(q_last), first);
   tile.list.range = {loaded.begin, tile::ceil_div(first, config.block_kv), tile::max(last, 0) / config.block_kv,
                      loaded.end};
   tile.list.kv_head = tile.head_idx / args.group;
@@ -138,8 +138,9 @@ __device__ __forceinline__ void list_blocks(const AttentionArgs& args, Tile& til
 
 /// The block nearest to the diagonal of a query.
 template <ForwardConfig config>
-__device__ __forceinline__ int block_at_diagonal(const tile::Score<config.features>& score, tile::TileRange loaded, int q) {
-  const int key = tile::min(q, score.len_q - 1) + score.len_kv - score.len_q;
+__device__ __forceinline__ int block_at_diagonal(const tile::Visibility<config.features>& sight, tile::TileRange loaded,
+                                                 int q) {
+  const int key = tile::min(q, sight.len_q - 1) + sight.len_kv - sight.len_q;
   return tile::max(tile::min(tile::max(key, 0) / config.block_kv, loaded.end - 1), loaded.begin);
 }
 
@@ -152,28 +153,28 @@ __device__ __forceinline__ bool begins_far_away(const tile::Score<config.feature
                 Shape<config>::ordered)
     return false;
   constexpr float growth = Shape<config>::type == Type::float16 ? 7.0f : 20.0f;  // of e^11 and e^27: highest_sum
-  const int distance = (loaded.end - 1) * config.block_kv - (q_begin + score.len_kv - score.len_q);
+  const int distance = (loaded.end - 1) * config.block_kv - (q_begin + score.sight.len_kv - score.sight.len_q);
   return score.slope * static_cast<float>(distance) > growth;
 }
 
 /// The edge blocks are those at the diagonal, which raise the maximum, and the last one if the keys end within it.
 template <ForwardConfig config>
-__device__ __forceinline__ Blocks blocks_from_diagonal(const tile::Score<config.features>& score, tile::TileRange loaded,
-                                                       int q_begin, Attempt attempt) {
+__device__ __forceinline__ Blocks blocks_from_diagonal(const tile::Visibility<config.features>& sight,
+                                                       tile::TileRange loaded, int q_begin, Attempt attempt) {
   const int q_of_tile = q_begin / config.block_q * config.block_q;
-  const int first = block_at_diagonal<config>(score, loaded, q_of_tile + config.block_q - 1), blocks = loaded.end;
+  const int first = block_at_diagonal<config>(sight, loaded, q_of_tile + config.block_q - 1), blocks = loaded.end;
   if (config.features.mask || attempt != Attempt::fixed_max) return {0, blocks, blocks, blocks};
-  const bool open = score.visible_kv % config.block_kv == 0 || first == blocks - 1;
-  return {0, first - block_at_diagonal<config>(score, loaded, q_begin) + 1, open ? blocks : blocks - 1, blocks};
+  const bool open = sight.visible_kv % config.block_kv == 0 || first == blocks - 1;
+  return {0, first - block_at_diagonal<config>(sight, loaded, q_begin) + 1, open ? blocks : blocks - 1, blocks};
 }
 
 template <ForwardConfig config>
-__device__ __forceinline__ Blocks blocks_seen(const tile::Score<config.features>& score, tile::TileRange loaded,
+__device__ __forceinline__ Blocks blocks_seen(const tile::Visibility<config.features>& sight, tile::TileRange loaded,
                                               int q_begin, Attempt attempt) {
   constexpr Features features = config.features;
   constexpr int block_kv = config.block_kv;
-  if constexpr (Shape<config>::from_diagonal) return blocks_from_diagonal<config>(score, loaded, q_begin, attempt);
-  tile::TileRange range = score.template key_tiles<wg_rows, block_kv>(q_begin);
+  if constexpr (Shape<config>::from_diagonal) return blocks_from_diagonal<config>(sight, loaded, q_begin, attempt);
+  tile::TileRange range = sight.template key_tiles<wg_rows, block_kv>(q_begin);
   if constexpr (config.split_keys)
     range = {tile::max(range.begin, loaded.begin), tile::max(tile::min(range.end, loaded.end), loaded.begin)};
   if (range.begin == range.end) {  // visit one block, all of it hidden
@@ -181,13 +182,13 @@ __device__ __forceinline__ Blocks blocks_seen(const tile::Score<config.features>
     range = {loaded.begin, loaded.begin + 1};
   }
   int first = range.begin;  // the interior, clipped to the range
-  int last = score.visible_kv;
-  if constexpr (features.window_right) last = tile::min(last, score.window_end(q_begin));
+  int last = sight.visible_kv;
+  if constexpr (features.window_right) last = tile::min(last, sight.window_end(q_begin));
   last = tile::min(tile::max(last, 0) / block_kv, range.end);
-  if constexpr (features.left_padding) first = tile::max(first, tile::ceil_div(score.first_kv, block_kv));
+  if constexpr (features.left_padding) first = tile::max(first, tile::ceil_div(sight.first_kv, block_kv));
   if constexpr (features.window_left) {
-    const int q_last = tile::min(q_begin + wg_rows, score.len_q) - 1;
-    first = tile::max(first, tile::ceil_div(tile::max(score.window_begin(q_last), 0), block_kv));
+    const int q_last = tile::min(q_begin + wg_rows, sight.len_q) - 1;
+    first = tile::max(first, tile::ceil_div(tile::max(sight.window_begin(q_last), 0), block_kv));
   }
   // With the running maximum every block is an edge.
   if (features.mask || attempt != Attempt::fixed_max || first >= last)
@@ -347,29 +348,29 @@ struct Schedule {
     // In the fixed order the first attempt already has a running maximum, so the retry is the next attempt after
     // online_max.
     if (Shape<config>::ordered && attempt == Attempt::online_max) attempt = tile.attempt = Attempt::nonfinite_safe;
-    tile::TileRange loaded = score.template key_tiles<config.block_q, config.block_kv>(tile.q_begin);
+    tile::TileRange loaded = score.sight.template key_tiles<config.block_q, config.block_kv>(tile.q_begin);
     if constexpr (config.split_keys) loaded = take_split(loaded, tile.split);
     tile.first = Shape<config>::forwards ? loaded.begin
                  : Shape<config>::from_diagonal
-                     ? block_at_diagonal<config>(score, loaded, tile.q_begin + config.block_q - 1)
+                     ? block_at_diagonal<config>(score.sight, loaded, tile.q_begin + config.block_q - 1)
                      : loaded.end - 1;
     tile.blocks = loaded.end - loaded.begin;
     if (attempt == Attempt::fixed_max && begins_far_away<config>(score, loaded, tile.q_begin)) {
       ptx::path<"forward/sm90 tile far from the diagonal">();
       attempt = tile.attempt = Attempt::online_max;
     }
-    if constexpr (Shape<config>::listed) list_blocks<config>(args, tile, score, loaded);
+    if constexpr (Shape<config>::listed) list_blocks<config>(args, tile, score.sight, loaded);
     tile.work = tile.sees_nothing()                  ? Work::write_zeros
                 : attempt == Attempt::nonfinite_safe ? Work::attend_nonfinite_safe
                                                      : Work::attend;
     if constexpr (Shape<config>::listed) return;
-    if constexpr (Shape<config>::cluster > 1) return take_rows_of_block(tile, score, loaded, attempt);
+    if constexpr (Shape<config>::cluster > 1) return take_rows_of_block(tile, score.sight, loaded, attempt);
 #pragma unroll 1
     for (int w = 0; w < Shape<config>::row_groups; ++w) {
       // In Attempt::nonfinite_safe the warpgroups go through the blocks together.
       tile.seen[w] = attempt == Attempt::nonfinite_safe
                          ? Blocks{0, tile.blocks, tile.blocks, tile.blocks}
-                         : blocks_seen<config>(score, loaded, tile.q_begin + w * wg_rows, attempt);
+                         : blocks_seen<config>(score.sight, loaded, tile.q_begin + w * wg_rows, attempt);
     }
   }
 
@@ -381,10 +382,10 @@ struct Schedule {
 
   /// Restricts a tile to the rows of this block of the cluster. Both blocks visit all KV blocks that any row of the tile
   /// sees.
-  __device__ __forceinline__ static void take_rows_of_block(Tile& tile, const tile::Score<config.features>& score,
+  __device__ __forceinline__ static void take_rows_of_block(Tile& tile, const tile::Visibility<config.features>& sight,
                                                             tile::TileRange loaded, Attempt attempt) {
     tile.q_begin += static_cast<int>(ptx::cluster_rank()) * wg_rows;
-    Blocks seen = blocks_seen<config>(score, loaded, tile.q_begin, attempt);
+    Blocks seen = blocks_seen<config>(sight, loaded, tile.q_begin, attempt);
     if (attempt == Attempt::nonfinite_safe || seen.interior_begin == seen.end)
       seen.interior_begin = seen.interior_end = tile.blocks;
     tile.seen[0] = {0, seen.interior_begin, seen.interior_end, tile.blocks};

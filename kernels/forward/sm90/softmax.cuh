@@ -29,7 +29,7 @@ struct Added {
   __device__ __forceinline__ Added(const tile::Score<features>& score, int q, int first_key) {
     if constexpr (reads_bias) bias_row = score.bias + q * score.bias_stride + first_key;
     if constexpr (features.alibi) slope = score.slope;
-    if constexpr (features.alibi) distance = static_cast<float>(q + score.len_kv - score.len_q - first_key);
+    if constexpr (features.alibi) distance = static_cast<float>(q + score.sight.len_kv - score.sight.len_q - first_key);
   }
   /// The sum for `key`; `bias` is one that was loaded before.
   __device__ __forceinline__ float at(int key, float bias) const {
@@ -145,7 +145,7 @@ struct ScoreMath {
 
   /// The program's data of a row. The data of a key is shared by both rows of a thread.
   __device__ __forceinline__ ProgramRow program_row(int q) const {
-    return score.program.row(tile::min(q, score.len_q - 1));
+    return score.program.row(tile::min(q, score.sight.len_q - 1));
   }
   template <bool interior>
   __device__ __forceinline__ void modify_by_program(Tile& S, int first_row, int kv_begin, const Added (&added)[2]) const {
@@ -179,7 +179,7 @@ struct ScoreMath {
     return score.programmed(s, of_row, score.program.key(kv_begin + column, key_of(i)));
   }
   __device__ __forceinline__ Added added_to(int q, int kv_begin) const {
-    return {score, tile::min(q, score.len_q - 1), kv_begin + column};
+    return {score, tile::min(q, score.sight.len_q - 1), kv_begin + column};
   }
 
   /// The same for an edge block; scores that are not visible become -inf, even if they are NaN. left_edge: the block is at
@@ -191,11 +191,12 @@ struct ScoreMath {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int q = first_row + 8 * r;
-      int first = 0, last = score.visible_kv;
-      if constexpr (features.window_left) first = score.window_begin(q);
-      if constexpr (features.left_padding) first = features.window_left ? tile::max(first, score.first_kv) : score.first_kv;
-      if constexpr (features.window_right) last = tile::min(last, score.window_end(q));
-      if (q >= score.len_q) last = 0;
+      int first = 0, last = score.sight.visible_kv;
+      if constexpr (features.window_left) first = score.sight.window_begin(q);
+      if constexpr (features.left_padding)
+        first = features.window_left ? tile::max(first, score.sight.first_kv) : score.sight.first_kv;
+      if constexpr (features.window_right) last = tile::min(last, score.sight.window_end(q));
+      if (q >= score.sight.len_q) last = 0;
       begin[r] = first - kv_begin - column;
       end[r] = last - kv_begin - column;
     }
@@ -207,7 +208,7 @@ struct ScoreMath {
       bool visible = left_edge || key_of(i) < end[r];
       if constexpr (Shape::left_edge) visible = visible && key_of(i) >= begin[r];
       if constexpr (features.mask) {
-        visible = visible && score.mask[(row + 8 * r) * score.mask_stride + kv_begin + column + key_of(i)] != 0;
+        visible = visible && score.sight.mask[(row + 8 * r) * score.sight.mask_stride + kv_begin + column + key_of(i)] != 0;
       }
       if constexpr (modifies && (loads_bias || !features.bias) && !features.score_program) {
         const float modified = in_units(S[i], added[r].at(key_of(i), bias.at(i)));  // no branch: the bias is loaded
@@ -224,7 +225,7 @@ struct ScoreMath {
   /// Whether the probability of this query and key reaches the output. Only for rare paths that test single keys.
   __device__ __forceinline__ bool reaches_output(const AttentionArgs& args, const forward_sm90::Tile& tile, int q,
                                                  int key) const {
-    bool result = score.visible(q, key);
+    bool result = score.sight.visible(q, key);
     if constexpr (features.precomputed_mask_bits) result = result && is_in_words(args, tile, q, key);
     if constexpr (features.score_program) result = result && score_of(args, tile, q, key) != -tile::infinity;
     if constexpr (features.dropout)
@@ -235,7 +236,7 @@ struct ScoreMath {
   /// Whether the masks show a pair, by the precomputed mask bits. A tile that the masks show completely has no bits.
   __device__ __forceinline__ bool is_in_words(const AttentionArgs& args, const forward_sm90::Tile& tile, int q,
                                               int key) const {
-    if (score.map.template of<mask_unit, mask_unit>(q / mask_unit * mask_unit, key / mask_unit * mask_unit) ==
+    if (score.sight.map.template of<mask_unit, mask_unit>(q / mask_unit * mask_unit, key / mask_unit * mask_unit) ==
         TileClass::full)
       return true;
     constexpr int keys = Shape::block_kv / 32;  // keys of a lane
@@ -393,7 +394,8 @@ struct ScoreMath {
       read_biases();
     }
     if constexpr (features.alibi && !features.softcap && !features.bias && !features.score_program && !has_statistics) {
-      const int key = ptx::hide_from_compiler(row) / 16 * 16 + score.len_kv - score.len_q;  // of the warp's first row
+      const int key =
+          ptx::hide_from_compiler(row) / 16 * 16 + score.sight.len_kv - score.sight.len_q;  // of the warp's first row
       if (Shape::from_diagonal || ptx::all(kv_begin + block_kv <= key || kv_begin >= key + 16)) {
         ptx::path<"forward/sm90 ALiBi on one side of the diagonal">();
         return exponentiate_sloped(S, kv_begin, row_max, row_sum, kv_begin < key ? score.slope : -score.slope);

@@ -192,10 +192,10 @@ __device__ __forceinline__ void load_words(W& wg, const ScoreMath<W::config>& ma
   if constexpr (S::list_bits) {
     if (!at.masked()) return;
     ptx::path<"mask/list_map bits read by forward/sm90">();
-    const int row = ptx::hide_from_compiler(math.row), last_row = math.score.len_q - 1;
+    const int row = ptx::hide_from_compiler(math.row), last_row = math.score.sight.len_q - 1;
 #pragma unroll
     for (int r = 0; r < 2; ++r)
-      wg.words[r][0] = ptx::load_global(math.score.data.list.row(tile::min(row + 8 * r, last_row)) + at.block() / 32);
+      wg.words[r][0] = ptx::load_global(math.score.sight.data.list.row(tile::min(row + 8 * r, last_row)) + at.block() / 32);
   }
 }
 
@@ -303,9 +303,11 @@ __device__ __forceinline__ void softmax_edge(W& wg, const ScoreMath<W::config>& 
     if (tested) hide_tested(wg, math, scores, at);
   } else if constexpr (modifies_first<config.features>) {
     modify_then_hide(math, scores, block * S::block_kv, [&] {
-      return S::listed ? !tested : math.score.template all_visible<wg_rows, S::block_kv>(wg_begin, block * S::block_kv);
+      return S::listed ? !tested
+                       : math.score.sight.template all_visible<wg_rows, S::block_kv>(wg_begin, block * S::block_kv);
     });
-  } else if (S::listed ? !tested : math.score.template all_visible<wg_rows, S::block_kv>(wg_begin, block * S::block_kv)) {
+  } else if (S::listed ? !tested
+                       : math.score.sight.template all_visible<wg_rows, S::block_kv>(wg_begin, block * S::block_kv)) {
     math.modify(scores, block * S::block_kv);
   } else {
     math.modify_and_mask(scores, block * S::block_kv);

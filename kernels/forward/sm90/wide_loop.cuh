@@ -164,7 +164,7 @@ struct WideProducts {
   __device__ __forceinline__ typename S::Element* next_values(int n, int kv_begin, const ScoreMath<config>& math) const {
     const int stage = wait_for_stage();
     auto* const V = wg.shared.KV[stage] + wg.warpgroup * S::chunks_v * S::value_rows * chunk_dim;
-    clear_hidden(V, math.score.visible_kv - kv_begin - n * S::value_rows);
+    clear_hidden(V, math.score.sight.visible_kv - kv_begin - n * S::value_rows);
     return V;
   }
 
@@ -403,9 +403,9 @@ struct WideLoop {
     const int wg_begin = ptx::hide_from_compiler(math.row) / wg_rows * wg_rows, kv_begin = key_of(block);
     if constexpr (modifies_first<config.features>) {
       modify_then_hide(math, scores, kv_begin, [&] {
-        return S::listed ? !tested : math.score.template all_visible<wg_rows, S::score_keys>(wg_begin, kv_begin);
+        return S::listed ? !tested : math.score.sight.template all_visible<wg_rows, S::score_keys>(wg_begin, kv_begin);
       });
-    } else if (S::listed ? !tested : math.score.template all_visible<wg_rows, S::score_keys>(wg_begin, kv_begin)) {
+    } else if (S::listed ? !tested : math.score.sight.template all_visible<wg_rows, S::score_keys>(wg_begin, kv_begin)) {
       math.modify(scores, kv_begin);
     } else {
       math.modify_and_mask(scores, kv_begin);

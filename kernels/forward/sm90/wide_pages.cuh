@@ -41,9 +41,9 @@ struct WidePages {
 
   /// The first block of a tile.
   __device__ __forceinline__ void begin(const AttentionArgs& args, const Tile& tile, int block) {
-    const tile::Score<config.features> score(args, tile.sequence, tile.head_idx);
+    const tile::Visibility<config.features> sight(args, tile.sequence, tile.head_idx);
     const int q_begin = tile.q_begin / config.block_q * config.block_q;  // of both blocks of a cluster
-    const tile::KeyRange seen = score.keys_of_any(q_begin, q_begin + config.block_q);
+    const tile::KeyRange seen = sight.keys_of_any(q_begin, q_begin + config.block_q);
     const int kv_begin = block * S::block_kv, page = kv_begin / args.page_size;
     kv_head = tile.head_idx / args.group;
     place.entry = args.page_table + tile.sequence.batch_idx * args.page_table_stride + page;

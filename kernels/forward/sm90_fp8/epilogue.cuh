@@ -41,7 +41,7 @@ struct Epilogue {
     bool used[2], counts[2];  // a row that counts sees a key, too
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      used[r] = math.row + 8 * r < math.score.len_q;
+      used[r] = math.row + 8 * r < math.score.sight.len_q;
       const bool empty =
           rows.max[r] == -tile::infinity && sum[r] == 0.0f && !visited_interior;  // not empty if all scores were NaN
       const float maximum = ScoreMath<config>::finite(rows.max[r]) * math.exponent_scale;  // in powers of 2

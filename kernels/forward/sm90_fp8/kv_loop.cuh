@@ -91,7 +91,7 @@ struct KvLoop {
     ptx::wgmma_pin(scores);
     release(wg, wg.shared.K_empty[k.stage]);
     const int wg_begin = ptx::hide_from_compiler(math.row) / wg_rows * wg_rows;
-    if (math.score.template all_visible<wg_rows, S::block_kv>(wg_begin, block * S::block_kv)) {
+    if (math.score.sight.template all_visible<wg_rows, S::block_kv>(wg_begin, block * S::block_kv)) {
       make_scores<false>(math, block);
     } else {
       make_scores<true>(math, block);

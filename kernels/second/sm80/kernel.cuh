@@ -36,7 +36,7 @@ struct SecondSm80 {
   static constexpr int rows = of_keys ? block_kv : block_q, columns = of_keys ? block_q : block_kv;
   static constexpr int dim = tile::round_up(head_dim, 16), dim_v = tile::round_up(head_dim_v, 16);
   static constexpr int steps = dim / 16, steps_v = dim_v / 16;
-  static constexpr bool hides = tile::Score<features>::hides;
+  static constexpr bool hides = tile::Visibility<features>::hides;
   using Element = ptx::Element<type>;
   using Rows = tile::Rows<const Element>;
   using Tile = float[1][columns / 8][4];
@@ -109,9 +109,9 @@ struct SecondSm80 {
 
   /// The tiles of columns that share visible pairs with the rows: the same for all heads, before masks.
   __device__ __forceinline__ tile::TileRange tiles() const {
-    const tile::Score<features> score(args, sequence, first_head);
-    if constexpr (of_keys) return score.template query_tiles<block_q, block_kv>(row_begin);
-    return score.template key_tiles<block_q, block_kv>(row_begin);
+    const tile::Visibility<features> sight(args, sequence, first_head);
+    if constexpr (of_keys) return sight.template query_tiles<block_q, block_kv>(row_begin);
+    return sight.template key_tiles<block_q, block_kv>(row_begin);
   }
   /// The first step from this one on with a pair that the masks show; its head is end_head if there is none.
   __device__ __forceinline__ Step seek(Step step, const tile::TileRange& range) const {
@@ -119,7 +119,8 @@ struct SecondSm80 {
     while (step.head_idx < end_head) {
       if (step.tile_idx >= range.end) {
         step = {step.head_idx + 1, range.begin};
-      } else if (score_of(step).template masks_hide<block_q, block_kv>(q_begin(step), kv_begin(step))) {
+      } else if (tile::Visibility<features>(args, sequence, step.head_idx)
+                     .template masks_hide<block_q, block_kv>(q_begin(step), kv_begin(step))) {
         ++step.tile_idx;
       } else {
         break;
@@ -288,7 +289,7 @@ struct SecondSm80 {
         const float lse = statistics.lse[query], delta = statistics.delta[query],
                     lse_tangent = statistics.lse_tangent[query], rest = statistics.rest[query];
         float &W = S[0][n][e], &dS = dP[0][n][e], &dS_tangent = dP_tangent[0][n][e];
-        if (some_hidden && !score.visible(i, j)) {
+        if (some_hidden && !score.sight.visible(i, j)) {
           W = dS = dS_tangent = 0;
           continue;
         }
@@ -322,8 +323,8 @@ struct SecondSm80 {
     Tile S{}, S_tangent{}, dP{}, dP_tangent{};
     multiply(S, S_tangent, dP, dP_tangent, column);
     const tile::Score<features> score = score_of(at);
-    const bool some_hidden = q_begin(at) + block_q > score.len_q ||
-                             !score.template all_visible<block_q, block_kv>(q_begin(at), kv_begin(at));
+    const bool some_hidden = q_begin(at) + block_q > score.sight.len_q ||
+                             !score.sight.template all_visible<block_q, block_kv>(q_begin(at), kv_begin(at));
     if (some_hidden) {
       ptx::path<"second/sm80 edge tile">();
       if constexpr (hides) {

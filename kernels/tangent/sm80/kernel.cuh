@@ -51,7 +51,7 @@ struct TangentSm80 {
   static constexpr int q_steps = dim / 16, kv_steps = block_kv / 16;
   static constexpr bool Q_in_registers = q_steps <= 4;
   // If nothing is hidden or dropped, a NaN in V belongs to every row; P S. of bfloat16 has the range of floats.
-  static constexpr bool repairs_rows = tile::Score<features>::hides || features.dropout || type == Type::float16;
+  static constexpr bool repairs_rows = tile::Visibility<features>::hides || features.dropout || type == Type::float16;
   using Element = ptx::Element<type>;
   using Rows = tile::Rows<const Element>;
   using QTile = tile::SwizzledTile<block_q, dim>;
@@ -109,10 +109,10 @@ struct TangentSm80 {
   /// The next tile to visit: the last one up to tile_idx with a pair that the masks show; else tiles.begin - 1.
   __device__ __forceinline__ int tile_below(int tile_idx, const tile::TileRange& tiles,
                                             tile::VisibleTiles& visible_tiles) const {
-    if constexpr (!tile::Score<features>::skips_tiles) return tile_idx;
+    if constexpr (!tile::Visibility<features>::skips_tiles) return tile_idx;
     return visible_tiles.previous(tile_idx, tiles.begin, [&](int other) {
       return other >= tiles.begin && other < tiles.end &&
-             !score.template masks_hide<block_q, block_kv>(q_begin, other * block_kv);
+             !score.sight.template masks_hide<block_q, block_kv>(q_begin, other * block_kv);
     });
   }
 
@@ -216,16 +216,16 @@ struct TangentSm80 {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int i = q_begin + warp_row + place.row + 8 * half;
-      const tile::KeyRange range = score.keys_of(i);
+      const tile::KeyRange range = score.sight.keys_of(i);
       // Even if no score is hidden, rows past the last query may be in the tile. They read the last row's bias and are not
       // stored.
-      const int existing = some_hidden ? i : tile::min(i, score.len_q - 1);
+      const int existing = some_hidden ? i : tile::min(i, score.sight.len_q - 1);
 #pragma unroll
       for (int n = 0; n < block_kv / 8; ++n) {
 #pragma unroll
         for (int e = 2 * half; e < 2 * half + 2; ++e) {
           const int j = kv_begin + 8 * n + place.column + e % 2;
-          if (some_hidden && !score.visible(range, i, j)) {
+          if (some_hidden && !score.sight.visible(range, i, j)) {
             S[0][n][e] = -tile::infinity, S_tangent[0][n][e] = 0;
           } else if constexpr (!tile::Score<features>::linear) {
             const tile::ScoreTangent pair = tangents.of(score, S[0][n][e], S_tangent[0][n][e], existing, j);
@@ -364,7 +364,7 @@ struct TangentSm80 {
       if (next_idx >= tiles.begin) load_keys(storage.stages[stage_idx], next_idx * block_kv);
       Scores S{}, S_tangent{};
       multiply_keys(S, S_tangent, stage);
-      if (!score.template all_visible<block_q, block_kv>(q_begin, kv_begin)) {
+      if (!score.sight.template all_visible<block_q, block_kv>(q_begin, kv_begin)) {
         ptx::path<warpgroups ? "tangent/sm90 edge tile" : "tangent/sm80 edge tile">();
         score_tile<true>(S, S_tangent, kv_begin);
       } else if constexpr (!tile::Score<features>::linear) {
@@ -495,7 +495,7 @@ __device__ __forceinline__ void tangent_sm80_block(const AttentionArgs& args,
   if (q_begin >= sequence.rows_q) return;
 
   TangentSm80<config, warpgroups> kernel(args, storage, sequence, block.head_idx, q_begin);
-  const auto tiles = kernel.score.template key_tiles<config.block_q, config.block_kv>(q_begin);
+  const auto tiles = kernel.score.sight.template key_tiles<config.block_q, config.block_kv>(q_begin);
   if (tiles.begin < tiles.end) kernel.attend(tiles);
   kernel.template finish<second>();
 }

@@ -49,8 +49,8 @@ __device__ __forceinline__ void add_pair(ColumnsWarpgroup<config, gradient>& wg,
   const tile::Score<config.features> score(wg.args, sequence, place.head_idx);
   const tile::Dropout dropout(wg.args, sequence.batch_idx, place.head_idx);
   const int lane = ptx::hide_from_compiler(wg.thread) % 32;
-  const bool edge = !score.template all_visible<tile_rows, tile_rows>(place.q_begin, place.kv_begin) ||
-                    ((C::of_queries || S::next_sequence_rows) && place.q_begin + tile_rows > score.len_q);
+  const bool edge = !score.sight.template all_visible<tile_rows, tile_rows>(place.q_begin, place.kv_begin) ||
+                    ((C::of_queries || S::next_sequence_rows) && place.q_begin + tile_rows > score.sight.len_q);
   const Math math{score,          dropout,        score.unit_scale() * tile::log2_e,
                   place.q_begin,  place.kv_begin, 16 * (ptx::hide_from_compiler(wg.thread) / 32) + lane / 4,
                   2 * (lane % 4), edge,           {false, false}};

@@ -157,14 +157,14 @@ struct ColumnsWarpgroup {
   /// division, so it is computed once for a pair instead of for each stage.
   __device__ __forceinline__ int kept_rows(const ColumnsTask<config, gradient>& task, int step) const {
     const auto place = task.step(args, step);
-    const tile::Score<config.features> score(args, task.sequence, place.head_idx);
+    const tile::Visibility<config.features> sight(args, task.sequence, place.head_idx);
     if constexpr (C::of_queries) {
-      return score.template all_visible<tile_rows, tile_rows>(place.q_begin, place.kv_begin) &&
-                     place.q_begin + tile_rows <= score.len_q
+      return sight.template all_visible<tile_rows, tile_rows>(place.q_begin, place.kv_begin) &&
+                     place.q_begin + tile_rows <= sight.len_q
                  ? tile_rows
                  : 0;
     } else {
-      if (score.template none_visible<tile_rows, tile_rows>(place.q_begin, place.kv_begin)) return 0;
+      if (sight.template none_visible<tile_rows, tile_rows>(place.q_begin, place.kv_begin)) return 0;
       return S::next_sequence_rows ? tile::min(tile_rows, tile::max(task.sequence.len_q - place.q_begin, 0)) : tile_rows;
     }
   }

@@ -70,11 +70,11 @@ struct ColumnsTask {
     head_idx = head % heads;
     if (first >= (C::of_queries ? sequence.rows_q : sequence.rows_kv)) return false;
     begin = first + static_cast<int>(ptx::cluster_rank()) * tile_rows;
-    const tile::Score<config.features> score(args, sequence, C::of_queries ? head_idx : head_idx * args.group);
+    const tile::Visibility<config.features> sight(args, sequence, C::of_queries ? head_idx : head_idx * args.group);
     if constexpr (C::of_queries) {
-      tiles = score.template key_tiles<rows, tile_rows>(first);
+      tiles = sight.template key_tiles<rows, tile_rows>(first);
     } else {
-      tiles = score.template query_tiles<tile_rows, rows>(first);
+      tiles = sight.template query_tiles<tile_rows, rows>(first);
     }
     num_steps = tile::max(tiles.end - tiles.begin, 0) * (C::of_queries ? 1 : args.group);
     return true;

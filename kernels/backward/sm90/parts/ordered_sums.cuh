@@ -38,8 +38,8 @@ __device__ __forceinline__ unsigned* dkv_order_of(const AttentionArgs& args, lon
 template <BackwardConfig config>
 __device__ __forceinline__ unsigned first_key_tile(const AttentionArgs& args, const tile::Sequence& sequence, int head_idx,
                                                    int q_begin) {
-  const tile::Score<config.features> score(args, sequence, head_idx);
-  return static_cast<unsigned>(score.template key_tiles<tile_rows, config.block_kv>(q_begin).end - 1);
+  const tile::Visibility<config.features> sight(args, sequence, head_idx);
+  return static_cast<unsigned>(sight.template key_tiles<tile_rows, config.block_kv>(q_begin).end - 1);
 }
 
 /// A bit of a counter: no block has accumulated yet. The first one stores, so that the sums need not be zeros.

@@ -44,8 +44,8 @@ struct Task {
     gqa_split = block.head_idx % splits;
     first_head_idx = block.head_idx * heads;
     sequence = tile::make_sequence<config.features>(args, block.batch_idx);
-    const tile::Score<config.features> score(args, sequence, first_head_idx);
-    tiles = score.template query_tiles<tile_rows, config.block_kv>(kv_begin);
+    const tile::Visibility<config.features> sight(args, sequence, first_head_idx);
+    tiles = sight.template query_tiles<tile_rows, config.block_kv>(kv_begin);
     if (splits_first<config>(args) && block.tile_idx == 0) {
       constexpr int part_tiles = backward_sm90_part_rows / tile_rows;
       tiles.begin = tile::max(tiles.begin, block.part * part_tiles);
@@ -78,7 +78,7 @@ struct alignas(8) Step {
 
   template <BackwardConfig config>
   __device__ __forceinline__ void classify(const AttentionArgs& args, const Task<config>& task) {
-    const tile::Score<config.features> score(args, task.sequence, head_idx);
+    const tile::Visibility<config.features> sight(args, task.sequence, head_idx);
     TileWords found{0xffffffffu, 0xffffffffu};  // one load for all warpgroups: the producer has little time
     if constexpr (StepList<config>::present)
       found = task.list.of(head_idx - task.first_head_idx, q_begin / tile_rows, task.kv_begin);
@@ -87,12 +87,12 @@ struct alignas(8) Step {
     for (int w = 0; w < Shape<config>::warpgroups; ++w) {
       const int kv_begin = task.kv_begin + w * tile_rows;
       const bool seen = (found.seen >> w & 1) != 0, full = (found.full >> w & 1) != 0;
-      if (!seen || score.template none_visible<tile_rows, tile_rows>(q_begin, kv_begin)) {
+      if (!seen || sight.template none_visible<tile_rows, tile_rows>(q_begin, kv_begin)) {
         ptx::path<"backward/sm90 skipped step">();
         hidden |= 1 << w;
       }
-      if (!full || !score.template all_visible_but_by_map<tile_rows, tile_rows>(q_begin, kv_begin) ||
-          (Shape<config>::next_sequence_rows && q_begin + tile_rows > score.len_q))
+      if (!full || !sight.template all_visible_but_by_map<tile_rows, tile_rows>(q_begin, kv_begin) ||
+          (Shape<config>::next_sequence_rows && q_begin + tile_rows > sight.len_q))
         edge |= 1 << w;
       if constexpr (config.mask_bits) words |= (seen && !full) << w;
     }

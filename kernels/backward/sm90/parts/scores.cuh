@@ -110,10 +110,11 @@ struct ScoreMath {
   }
 
   /// Prefetches the bytes of a boolean mask to L2, for 64 queries from `q` on, one query a thread.
-  __device__ __forceinline__ static void prefetch_mask(const tile::Score<features>& score, int q, int key, int thread) {
+  __device__ __forceinline__ static void prefetch_mask(const tile::Visibility<features>& sight, int q, int key,
+                                                       int thread) {
     if constexpr (features.mask) {
-      if (thread < tile_rows && q + thread < score.len_q && key < score.visible_kv)
-        ptx::prefetch_L2(score.mask + (q + thread) * score.mask_stride + key);
+      if (thread < tile_rows && q + thread < sight.len_q && key < sight.visible_kv)
+        ptx::prefetch_L2(sight.mask + (q + thread) * sight.mask_stride + key);
     }
   }
 
@@ -123,7 +124,7 @@ struct ScoreMath {
   __device__ __forceinline__ void mark_hidden(Marks& marks) const {
     if (!edge) return;
     if constexpr (by_votes) {
-      const mask::Votes<features, rows == Rows::keys> votes{score, q_begin, kv_begin, row, column};
+      const mask::Votes<features, rows == Rows::keys> votes{score.sight, q_begin, kv_begin, row, column};
       const ptx::Vector<unsigned, 2> visible = votes.visible();
       marks.hidden[0] = ~(visible[0] | visible[1] << 2);
       return;
@@ -133,7 +134,7 @@ struct ScoreMath {
       const int shift = ptx::hide_from_compiler(0);
 #pragma unroll
       for (int i = group; i < group + 4; ++i) {
-        if (!score.visible(query(i) + shift, key(i))) marks.hidden[i / 32] |= 1u << (i % 32);
+        if (!score.sight.visible(query(i) + shift, key(i))) marks.hidden[i / 32] |= 1u << (i % 32);
       }
     }
   }
@@ -232,15 +233,16 @@ struct ScoreMath {
     static_assert(features.list_bits % columns == 0);
     if (!edge) return;
     ptx::path<"mask/list_map bits read by backward/sm90">();
-    const int block = kv_begin / features.list_bits, last_row = score.len_q - 1;
+    const int block = kv_begin / features.list_bits, last_row = score.sight.len_q - 1;
 #pragma unroll
     for (int i = 0; i < count; i += 4) {
       const int shift = ptx::hide_from_compiler(0);
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
         const int q = query(i + e) + shift;
-        const unsigned word = ptx::load_global(score.data.list.row(tile::max(tile::min(q, last_row), 0)) + block / 32);
-        const tile::KeyRange range = score.keys_of(q);
+        const unsigned word =
+            ptx::load_global(score.sight.data.list.row(tile::max(tile::min(q, last_row), 0)) + block / 32);
+        const tile::KeyRange range = score.sight.keys_of(q);
         const bool listed = (word >> block % 32 & 1) != 0;
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
@@ -258,7 +260,8 @@ struct ScoreMath {
     unsigned visible = 0xffffffffu;
     if (words_of_tile != nullptr) visible = words_of_tile[row / 16 * 32 + row % 16 * 4 + column / 2];
     if (has_ranges || words_of_tile == nullptr) {
-      const ptx::Vector<unsigned, 2> ranges = mask::Votes<features, true>{score, q_begin, kv_begin, row, column}.ranges();
+      const ptx::Vector<unsigned, 2> ranges =
+          mask::Votes<features, true>{score.sight, q_begin, kv_begin, row, column}.ranges();
       visible &= ranges[0] | ranges[1] << 2;
     }
     marks.hidden[0] = ~visible;
@@ -339,7 +342,8 @@ struct ScoreMath {
   /// The distance of the query and the key of register i, for ALiBi.
   __device__ __forceinline__ float distance(int i) const {
     constexpr int sign = rows == Rows::keys ? 1 : -1;
-    const float first = static_cast<float>(q_begin - kv_begin + score.len_kv - score.len_q + sign * (column - row));
+    const float first =
+        static_cast<float>(q_begin - kv_begin + score.sight.len_kv - score.sight.len_q + sign * (column - row));
     return ptx::abs(first + static_cast<float>(sign * (column_of(i) - 8 * row_of(i))));
   }
 
@@ -370,7 +374,7 @@ struct ScoreMath {
     }
     if constexpr (reads_scores) {
       // Rows past the last query have no bias. Their lse2 is +inf, so their probabilities are 0.
-      const int q = tile::min(query(i) + shift, score.len_q - 1), k = tile::min(key(i), score.len_kv - 1);
+      const int q = tile::min(query(i) + shift, score.sight.len_q - 1), k = tile::min(key(i), score.sight.len_kv - 1);
       const float capped = features.softcap ? ptx::fma(value, factor, rest) : dot * score.scale;
       const float whole = score.template programmed<true>(capped + added<large_bias>(i, q, k), q, k, slope);
       if (features.score_hides && whole == -tile::infinity) return whole;  // hidden, even if lse2 is NaN

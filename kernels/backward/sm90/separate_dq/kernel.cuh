@@ -43,7 +43,7 @@ __device__ __forceinline__ unsigned compute_dQ(const QueryWarpgroup<config>& wg,
   float lse2[2], delta[2];
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const bool exists = q_begin + row + 8 * r < score.len_q;
+    const bool exists = q_begin + row + 8 * r < score.sight.len_q;
     lse2[r] = exists ? workspace<float>(wg.args, Region::lse2)[padded + row + 8 * r] : tile::infinity;
     delta[r] = exists ? workspace<float>(wg.args, Region::delta)[padded + row + 8 * r] : 0;
   }
@@ -59,8 +59,8 @@ __device__ __forceinline__ unsigned compute_dQ(const QueryWarpgroup<config>& wg,
 
   // Both warpgroups must find the same: they meet in zero_nonfinite_keys_of_stage.
   const auto edge_at = [&](int tile_idx) {
-    return !score.template all_visible<query_rows, tile_rows>(task.q_begin, tile_idx * tile_rows) ||
-           task.q_begin + query_rows > score.len_q;
+    return !score.sight.template all_visible<query_rows, tile_rows>(task.q_begin, tile_idx * tile_rows) ||
+           task.q_begin + query_rows > score.sight.len_q;
   };
   const auto math_of = [&](int tile_idx) {
     const int kv_begin = tile_idx * tile_rows;
@@ -110,7 +110,7 @@ __device__ __forceinline__ unsigned compute_dQ(const QueryWarpgroup<config>& wg,
 #pragma unroll 1
     for (unsigned tile = begin; tile < end; ++tile) {
       zero_nonfinite_keys_of_stage(wg, state_K(tile).stage,
-                                   score.visible_kv - (task.tiles.begin + static_cast<int>(tile)) * tile_rows);
+                                   score.sight.visible_kv - (task.tiles.begin + static_cast<int>(tile)) * tile_rows);
       release(wg.shared.K_empty[state_K(tile).stage]);
       release(wg.shared.V_empty[state_V(tile).stage]);
     }
@@ -119,7 +119,7 @@ __device__ __forceinline__ unsigned compute_dQ(const QueryWarpgroup<config>& wg,
     const Math math = math_of(tile_of(tile));
     typename Math::Marks marks;
     if constexpr (asks_early) math.mark(marks);
-    Math::prefetch_mask(score, q_begin, math.kv_begin + 2 * tile_rows, wg.thread);
+    Math::prefetch_mask(score.sight, q_begin, math.kv_begin + 2 * tile_rows, wg.thread);
     ptx::wgmma_wait<late_dP ? 0 : 1>();  // S is complete; dP may still run
     ptx::wgmma_pin(scores);
     if constexpr (!asks_early) math.mark(marks);
@@ -138,13 +138,13 @@ __device__ __forceinline__ unsigned compute_dQ(const QueryWarpgroup<config>& wg,
     });
     Math::pack(dP, dS);
     ptx::wgmma_pin(dS);
-    if (math.edge) zero_nonfinite_keys_of_stage(wg, state_K(tile).stage, score.visible_kv - math.kv_begin);
+    if (math.edge) zero_nonfinite_keys_of_stage(wg, state_K(tile).stage, score.sight.visible_kv - math.kv_begin);
   };
 
   unsigned num_tiles = static_cast<unsigned>(task.tiles.end - task.tiles.begin);
   if constexpr (S::listed) num_tiles = task.first_listed(wg.args) < task.tiles.end ? 1 : 0;
   if (num_tiles > 0) {
-    tile::TileRange own = score.template key_tiles<tile_rows, tile_rows>(q_begin);
+    tile::TileRange own = score.sight.template key_tiles<tile_rows, tile_rows>(q_begin);
     // If masks choose the tiles, both warpgroups loop over all of them, so that their counts agree.
     if constexpr (S::listed) own = {task.tiles.begin, task.tiles.end};
     const unsigned first = own.begin < own.end ? own.begin - task.tiles.begin : 0;  // this warpgroup's part of the tiles

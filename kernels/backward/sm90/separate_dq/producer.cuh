@@ -72,8 +72,8 @@ struct QueryTask {
     sequence = tile::make_sequence<config.features>(args, place.head / args.heads_q);
     head_idx = place.head % args.heads_q;
     q_begin = (order.num_tiles - 1 - place.tile) * query_rows;
-    const tile::Score<config.features> score(args, sequence, head_idx);
-    tiles = score.template key_tiles<query_rows, tile_rows>(q_begin);
+    const tile::Visibility<config.features> sight(args, sequence, head_idx);
+    tiles = sight.template key_tiles<query_rows, tile_rows>(q_begin);
   }
 
   /// The first tile that masks show, or tiles.end.

@@ -183,7 +183,7 @@ __device__ __forceinline__ void compute_operands(const Warpgroup<config>& wg, un
     if ((here.hidden >> wg.index & 1) != 0) marks.hidden[0] = 0xffffffffu;
   }
   if (!config.mask_bits && wg.index == 0)
-    Math::prefetch_mask(score, here.q_begin + 2 * tile_rows, wg.task().kv_begin, thread);
+    Math::prefetch_mask(score.sight, here.q_begin + 2 * tile_rows, wg.task().kv_begin, thread);
 
   ptx::wgmma_wait<serial_dP ? 0 : 1>();  // S is complete; dP may still run
   ptx::wgmma_pin(St);

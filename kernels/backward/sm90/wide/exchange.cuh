@@ -80,8 +80,8 @@ struct WideWarpgroup {
     const tile::Sequence sequence = fresh_sequence(task.sequence);
     const tile::Score<config.features> score(args, sequence, head_idx);
     const tile::Dropout dropout(args, sequence.batch_idx, head_idx);
-    const bool all_visible = score.template all_visible<tile_rows, tile_rows>(q_begin, task.kv_begin) &&
-                             !(S::next_sequence_rows && q_begin + tile_rows > score.len_q);
+    const bool all_visible = score.sight.template all_visible<tile_rows, tile_rows>(q_begin, task.kv_begin) &&
+                             !(S::next_sequence_rows && q_begin + tile_rows > score.sight.len_q);
     // The same as Math::of_thread(), with which the compiler would choose other registers.
     const int lane = thread % 32;
     use(Math{score,
@@ -98,7 +98,7 @@ struct WideWarpgroup {
   __device__ __forceinline__ void make_marks(const Task<config>& task, int step, typename Math::Marks& marks) const {
     with_scores(task, step, [&](const Math& math) {
       marks = {}, math.mark(marks);
-      Math::prefetch_mask(math.score, math.q_begin + 2 * tile_rows, math.kv_begin, thread);
+      Math::prefetch_mask(math.score.sight, math.q_begin + 2 * tile_rows, math.kv_begin, thread);
     });
   }
 
