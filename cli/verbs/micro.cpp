@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstdio>
 
-#include "api/micro_kernel.h"
+#include "api/plain_kernel.h"
 #include "cli/measure/array.h"
 #include "cli/measure/gpu_clock.h"
 #include "cli/output/format.h"

@@ -15,6 +15,13 @@ std::unique_ptr<PlainKernel> load_plain_kernel(const std::string& unit, const st
               "kernel " + unit + " is for a GPU: got device " + std::string(backend.name) + ", allowed: cuda, emulator");
 }
 
+std::unique_ptr<Kernel> load_micro_kernel(const Plan& plan, const DeviceInfo& device) {
+  const Backend& backend = api::backend_of(device.device);
+  if (!backend.traits.emulated && device.arch == 90) return backend.load({}, plan, device, nullptr);
+  throw Error(ErrorCode::unsupported,
+              plan.kernel + " measures sm_90: got " + to_string(device.device) + ", allowed: a GPU of that architecture");
+}
+
 std::string plain_kernel_source(const std::string& unit) {
   const auto& folder = support::settings().kernel_dir;
   const std::string file = jit::file_of_unit(unit, folder);

@@ -5,17 +5,20 @@
 #include <cstddef>
 #include <limits>
 
-#include "launch/program_arguments.h"
 #include "launch/views.h"
 #include "plan/features.h"
 #include "plan/kernel_config.h"
 #include "plan/key_list.h"
 #include "plan/masks.h"
+#include "plan/workspace.h"
+#include "program/sizes.h"
 
 namespace flash_attention::launch {
 namespace {
 
 static_assert(std::tuple_size_v<decltype(Plan::workspace_offsets)> == abi::max_regions);
+static_assert(abi::program_tensors == program::max_tensors && abi::program_axes == program::max_rank &&
+              abi::program_scalars == program::max_scalars);
 
 abi::ScoreView view(const void* data, const ScoreTensor& tensor) {
   return {data, tensor.batch_stride, tensor.head_stride, tensor.q_stride};
@@ -52,6 +55,40 @@ void stack_heads(const Plan& plan, abi::AttentionArgs& args) {
   args.stacked_group = args.group;
   args.seq_q *= rows, args.total_q *= rows;
   args.heads_q = args.heads_kv, args.group = 1;
+}
+
+/// The arguments of the program: scalars, tensors, and the addresses of its gradients.
+abi::ProgramArgs program_arguments(const Problem& p, const Plan& plan, const Buffers& b, const Options& options) {
+  abi::ProgramArgs args{};
+  if (p.program.empty()) return args;
+  const auto known = program::parsed(p.program);
+  const program::Program& parsed = *known;
+  for (std::size_t n = 0; n < parsed.tensors.size(); ++n) {
+    args.tensors[n] = b.program_tensors[n];
+    for (std::size_t axis = 0; axis < program::max_rank; ++axis)
+      args.sizes[n][axis] = static_cast<int>(p.program_sizes[n][axis]);
+  }
+  for (std::size_t n = 0; n < parsed.scalars.size(); ++n) {
+    if (parsed.scalars[n] == program::Type::real) {
+      args.reals[n] = static_cast<float>(b.program_scalars[n]);
+    } else {
+      args.ints[n] = static_cast<int>(b.program_scalars[n]);
+    }
+  }
+  if (plan.pass != Pass::backward || p.program_gradients == 0) return args;
+  const program::GradientLayout layout = program::gradient_layout(p, parsed);
+  char* part = static_cast<char*>(options.workspace) + plan::offset_of(plan, abi::SharedRegion::program_gradients);
+  args.limits = reinterpret_cast<unsigned*>(part);
+  for (int n = 0; n < program::max_tensors; ++n) {
+    if (layout.offsets[n] < 0) continue;
+    args.sums[n] = reinterpret_cast<long long*>(part + layout.offsets[n]);
+    args.gradients[n] = b.program_gradients[n];
+    args.counts[n] = program::num_elements(p, parsed, n);
+  }
+  const double scores =
+      static_cast<double>(p.batch * p.heads_q) * static_cast<double>(p.seq_q) * static_cast<double>(p.seq_kv);
+  args.room = 60 - std::ilogb(std::max(scores, 1.0));
+  return args;
 }
 
 /// The arguments for kernels that take a block mask: the first launch has made it from lists of blocks.

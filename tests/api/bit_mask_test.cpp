@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "api/checks/bit_mask.h"
+#include "api/checks/visibility.h"
 #include "api/checks/validate.h"
 #include "flash_attention/error.h"
 

@@ -183,14 +183,14 @@ PLANTS = (
     ),
     Plant(
         "a window of half the keys counts as none",
-        "src/api/checks/window.cpp",
+        "src/api/checks/visibility.cpp",
         "if (p.window_left >= p.seq_q + p.seq_kv) p.window_left = -1;",
         "if (p.window_left >= p.seq_kv / 2) p.window_left = -1;",
         "plan_test Normalise.*",
     ),
     Plant(
         "a single query at the top left sees all keys",
-        "src/api/checks/window.cpp",
+        "src/api/checks/visibility.cpp",
         "p.seq_q <= 1 && !p.packed && p.alignment == Alignment::bottom_right;",
         "p.seq_q <= 1 && !p.packed;",
         "plan_test Normalise.*",
@@ -225,7 +225,7 @@ PLANTS = (
     ),
     Plant(
         "a chunk of all keys beside left padding is none",
-        "src/api/checks/window.cpp",
+        "src/api/checks/visibility.cpp",
         "!p.left_padding && (p.alignment",
         "(p.alignment",
         "cpu_test */CpuContract.*left_padding_one_chunk*",

@@ -3,7 +3,7 @@
 #include <numeric>
 
 #include "api/checks/append_problem.h"
-#include "api/checks/groups.h"
+#include "api/checks/narrow.h"
 #include "api/checks/overlap.h"
 #include "api/checks/refuse.h"
 #include "plan/append.h"

@@ -1,15 +1,13 @@
 #include <cmath>
 #include <limits>
 
-#include "api/checks/bit_mask.h"
-#include "api/checks/key_list.h"
 #include "api/checks/narrow.h"
 #include "api/checks/overlap.h"
 #include "api/checks/program_options.h"
 #include "api/checks/refuse.h"
 #include "api/checks/sizes.h"
 #include "api/checks/validate.h"
-#include "api/checks/window.h"
+#include "api/checks/visibility.h"
 #include "api/program.h"
 
 namespace flash_attention::api {
@@ -31,8 +29,7 @@ void check_latent_dims(const Problem& p) {
           "allowed are multiples of 8 from 8 to 512 where keys are latent");
   if (p.head_dim >= p.head_dim_v && p.head_dim <= 576 && p.head_dim % 8 == 0) return;
   refuse("head_dim", std::to_string(p.head_dim),
-         "allowed are multiples of 8 from head_dim_v, " + std::to_string(p.head_dim_v) +
-             ", to 576 where keys are latent");
+         "allowed are multiples of 8 from head_dim_v, " + std::to_string(p.head_dim_v) + ", to 576 where keys are latent");
 }
 
 void check_score_strides(const char* argument, const ScoreTensor& tensor, const Problem& p) {

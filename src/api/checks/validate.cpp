@@ -6,19 +6,17 @@
 #include <cstdint>
 
 #include "api/backends.h"
-#include "api/checks/bit_mask.h"
 #include "api/checks/overlap.h"
 #include "api/checks/pointers.h"
 #include "api/checks/refuse.h"
+#include "api/checks/visibility.h"
 #include "api/program.h"
 #include "plan/masks.h"
 
 namespace flash_attention::api {
 namespace {
 
-bool is_backward(Pass pass) {
-  return pass == Pass::backward || pass == Pass::standard_backward || pass == Pass::second;
-}
+bool is_backward(Pass pass) { return pass == Pass::backward || pass == Pass::standard_backward || pass == Pass::second; }
 bool has_tangents(Pass pass) { return pass == Pass::tangent || pass == Pass::second; }
 
 bool has_no_scores(const Problem& p) { return p.total_q == 0 || p.total_kv == 0 || p.seq_kv == 0; }

@@ -1,13 +1,18 @@
 #include "emulator/host/host_compiler.h"
 
+#include <fcntl.h>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <cerrno>
 #include <filesystem>
 #include <map>
 #include <sstream>
 #include <string_view>
 #include <vector>
 
-#include "emulator/host/process.h"
 #include "emulator/host/temporary_folder.h"
 #include "flash_attention/error.h"
 #include "jit/embedded.h"
@@ -15,6 +20,8 @@
 #include "support/files.h"
 #include "support/settings.h"
 #include "support/sha256.h"
+
+extern char** environ;
 
 namespace flash_attention::emulator {
 namespace {
@@ -61,6 +68,46 @@ std::vector<std::string> words(const std::string& text) {
   std::istringstream stream(text);
   std::vector<std::string> result;
   for (std::string word; stream >> word;) result.push_back(word);
+  return result;
+}
+
+struct ProcessResult {
+  int status = -1;     // exit status; -1 if it could not be started
+  std::string output;  // stdout and stderr together
+};
+
+/// Runs a program (looked up in PATH) to its end. No shell.
+ProcessResult run_process(const std::vector<std::string>& command) {
+  ProcessResult result;
+  int pipe_ends[2];
+  if (command.empty() || pipe2(pipe_ends, O_CLOEXEC) != 0) return result;
+  std::vector<char*> arguments;
+  for (const std::string& word : command) arguments.push_back(const_cast<char*>(word.c_str()));
+  arguments.push_back(nullptr);
+
+  posix_spawn_file_actions_t actions;
+  posix_spawn_file_actions_init(&actions);
+  posix_spawn_file_actions_addopen(&actions, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
+  posix_spawn_file_actions_adddup2(&actions, pipe_ends[1], STDOUT_FILENO);
+  posix_spawn_file_actions_adddup2(&actions, pipe_ends[1], STDERR_FILENO);
+  pid_t child = -1;
+  const int started = posix_spawnp(&child, arguments[0], &actions, nullptr, arguments.data(), environ);
+  posix_spawn_file_actions_destroy(&actions);
+  close(pipe_ends[1]);
+  if (started == 0) {
+    char buffer[4096];
+    for (ssize_t got; (got = read(pipe_ends[0], buffer, sizeof buffer)) != 0;) {
+      if (got > 0)
+        result.output.append(buffer, static_cast<std::size_t>(got));
+      else if (errno != EINTR)
+        break;
+    }
+    int status = 0;
+    while (waitpid(child, &status, 0) < 0 && errno == EINTR) {
+    }
+    result.status = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+  }
+  close(pipe_ends[0]);
   return result;
 }
 
@@ -199,7 +246,7 @@ std::string first_header(const jit::Job& job, const Placed& placed) {
   }
   if (units < worth_it) return "prelude.h";
   write_once(header, text);
-  const fs::path unfinished = placed.source.string() + "." + std::to_string(process_id()) + ".gch";
+  const fs::path unfinished = placed.source.string() + "." + std::to_string(getpid()) + ".gch";
   std::vector<std::string> command = command_for(job, placed);
   command.insert(command.end(), {"-x", "c++-header", header.string(), "-o", unfinished.string()});
   if (run_process(command).status != 0) return "prelude.h";
@@ -232,7 +279,7 @@ class HostCompiler final : public jit::Compiler {
     }
     const Placed placed = place(job);
     const fs::path output =
-        temporary_folder() / (placed.source.filename().string() + "." + std::to_string(process_id()) + ".so");
+        temporary_folder() / (placed.source.filename().string() + "." + std::to_string(getpid()) + ".so");
     std::vector<std::string> command = command_for(job, placed);
     command.insert(command.end(), {"-include", first_header(job, placed), placed.source.string(), "-o", output.string()});
     // -nostdlib: the functions of them that a kernel calls
