@@ -45,7 +45,7 @@ class Classes {
   std::vector<Node> nodes_;
   std::vector<TensorDeclaration> declarations_;
   std::vector<HostTensor> tensors_;
-  std::vector<float> scalars_;  // the bits of an int where it is one
+  std::vector<float> scalars_;  // of an int its bits
   int i_period_, j_period_;     // of remainders; 0: none
 };
 

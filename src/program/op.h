@@ -18,7 +18,7 @@ enum class Op : std::uint8_t {
   literal,
   scalar,
   load,    // an element of a captured tensor
-  offset,  // where that element is: not in the text, backward makes it
+  offset,  // the place of that element: not in the text, backward makes it
   // arithmetic
   add,
   sub,

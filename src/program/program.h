@@ -38,19 +38,20 @@ struct Program {
   bool operator==(const Program&) const = delete;
 };
 
-/// Refuses by line what is no program. An empty text is no program either.
+/// Refuses a text that is no program, and names the line. An empty text is no program either.
 Program parse(std::string_view text);
 
-/// The same, remembered: every call of a problem asks for its program.
+/// The same, remembered, since every call of a problem needs its program.
 std::shared_ptr<const Program> parsed(std::string_view text);
 
 /// The nodes that `roots` need, in order; roots become their new numbers.
 std::vector<Node> slice(const std::vector<Node>& nodes, std::vector<int>& roots);
 
-/// Lets what uses a `slope` use its value, roots included, so that slices have none: once all derivatives are there.
+/// Replaces each use of a `slope`, roots included, by its value, so that slices have none. Called after the last
+/// derivative.
 void keep_values(std::vector<Node>& nodes, std::vector<int>& roots);
 
-/// Appends the derivative of node `of` by node `by`, as nodes; returns its number, -1 where it is 0 everywhere.
+/// Appends the derivative of node `of` by node `by`, as nodes; returns its number, -1 if it is 0 everywhere.
 int derive(std::vector<Node>& nodes, int of, int by);
 
 int num_args(Op op);

@@ -96,7 +96,7 @@ def _chain(r, op, symbols):
 
 
 def _total(r, name, symbols):
-    """Of one row of a fold. A load is recorded where it is used, unless a derivative needs all elements."""
+    """The result of a fold for one row. A load is recorded at its use, unless a derivative needs all elements."""
 
     def record(r, *symbols):
         return chained(r, symbols)
@@ -140,7 +140,7 @@ def _fold(r, name, x, dim=None, keepdim=False, *, dtype=None):
 
 
 def _product(r, x, y):
-    """Of vectors and matrices."""
+    """The product of vectors and matrices."""
     rows, columns = _as_array(r, x), _as_array(r, y)
     is_vector = rows.dim() == 1, columns.dim() == 1
     rows, columns = rows[None] if is_vector[0] else rows, columns[:, None] if is_vector[1] else columns
@@ -208,7 +208,7 @@ def has_axes(r, things):
 
 
 def record(r, function, name, args, kwargs):
-    """The result of an operation on arrays, or None where it is none of them."""
+    """The result of an operation on arrays; None if the operation is another one."""
     short = name.removeprefix("aten::")
     if name in _SPECIAL:
         return _SPECIAL[name](r, *args, **kwargs)

@@ -135,7 +135,7 @@ def _combined(name, masks, combine, of_none):
 
 
 def and_masks(*mask_mods):
-    """A mask_mod that shows what all of them show; everything if there is none.
+    """A mask_mod that shows a key if all of the given ones show it; without arguments it shows every key.
 
     For example:
 
@@ -146,7 +146,7 @@ def and_masks(*mask_mods):
 
 
 def or_masks(*mask_mods):
-    """A mask_mod that shows what one of them shows; nothing if there is none.
+    """A mask_mod that shows a key if one of the given ones shows it; without arguments it shows no key.
 
     For example:
 

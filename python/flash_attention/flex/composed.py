@@ -32,7 +32,7 @@ def _log1p(r, x):
 
 
 def _log_of_one_plus_exp(r, x):
-    """Of numbers up to 0, so that exp does not overflow."""
+    """log(1 + exp(x)) for x <= 0, so that exp does not overflow."""
     return _log1p(r, _does(r, "exp", x))
 
 

@@ -1,7 +1,8 @@
-"""Derivatives that do not follow from how an operation is made of others: at zeros, bounds and ties, of infinities and NaN.
+"""Derivatives of operations that are made of others, if the parts would give other values: at zeros, bounds and ties, and
+for infinities and NaN.
 
-Each has the values of torch's own derivative. It is torch code, recorded as the user's is: (result, *arguments) -> the
-derivative by each argument; None where there is none.
+Each has the values of torch's derivative. It is torch code and is recorded as the user's code is: (result, *arguments) ->
+the derivative by each argument, or None if it has none.
 """
 
 import functools
@@ -26,7 +27,7 @@ def _if(condition):
 
 
 def _clamp(result, x, low=None, high=None):
-    """What is at a bound shares with it, if the bound is a tensor; a number takes all."""
+    """An x at a bound shares the derivative with it if the bound is a tensor; beside a number x gets 0."""
     if low is not None and high is not None and not (_is_number(low) or _is_number(high)):
         is_crossed, is_below, is_above = low > high, x < low, x > high
         is_low, is_high = (x == low) & (low < high), (x == high) & (low < high)
@@ -44,7 +45,7 @@ def _clamp(result, x, low=None, high=None):
 
 
 def _of_larger(x, y):
-    """Of maximum(x, y): equal ones share, and beside NaN both count."""
+    """The derivatives of maximum(x, y): equal arguments share it; if one is NaN, both get all of it."""
     is_same = x == y
     return tuple(torch.where(loses, 0.0, torch.where(is_same, 0.5, 1.0)) for loses in (x < y, y < x))
 
@@ -135,7 +136,8 @@ def _xlogy(result, x, y):
 
 
 def _taken(wins):
-    """Of fmax and fmin: all to the one that is taken; equal ones share, before torch 2.15 the first had all."""
+    """The derivatives of fmax and fmin: the argument that is taken gets all. Equal ones share; before torch 2.15 the first
+    got all."""
 
     def slopes(result, x, y):
         by_x = torch.where(wins(x, y) | torch.isnan(y), 1.0, torch.where(x == y, _SHARE, 0.0))
@@ -159,13 +161,13 @@ _clamps, _SHARE = (_clamp_before_2_15, 1.0) if torch.__version__ < (2, 15) else 
 
 
 def _of_ties(result, *elements):
-    """Of amax and amin: all that are equal share."""
+    """The derivatives of amax and amin: all elements that are equal share."""
     shares = [_if(x == result) for x in elements]
     return [share / sum(shares) for share in shares]
 
 
 def _of_ties_or_nan(result, *elements):
-    """Of max and min: NaN is equal to NaN."""
+    """The same of max and min, for which NaN is equal to NaN."""
     shares = [_if((x == result) | (torch.isnan(x) & torch.isnan(result))) for x in elements]
     return [share / sum(shares) for share in shares]
 

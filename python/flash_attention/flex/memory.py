@@ -1,9 +1,9 @@
 """Programs that were recorded before.
 
-What a function does on symbols follows from its code and from what it can see: numbers by value, tensors by dtype and
-shape, functions by what they can see in turn. Where that is all there is to it, the function is not run again. Whatever
-may change without a trace of it (an object's attribute, a class, a dictionary, a state of torch) is unknown, and a function
-that can see such a thing is recorded in every call.
+What a function does on symbols follows from its code and from what it can see: the value of a number, the dtype and shape
+of a tensor, and the same of another function. If it sees nothing else, it is not run again. Other things may change without
+a trace (an attribute of an object, a class, a dictionary, a state of torch). They are unknown, and a function that can see
+one of them is recorded in every call.
 """
 
 import builtins
@@ -136,7 +136,7 @@ def _asks(name):
 
 
 def _names_of(code):
-    """Of globals, and of attributes, which does no harm. Refuses those that ask for a state."""
+    """The names of globals (and of attributes, which does no harm). Refuses names that read a state."""
     known = _names.get(id(code))
     if known is None:
         names = _all_names(code)

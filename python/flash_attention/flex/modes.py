@@ -6,7 +6,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from flash_attention.flex import arrays, operations
 
-# Of a captured tensor: what no operation tells of, and what memory.py knows or operations follow from.
+# Attributes of a captured tensor: reads that no operation shows; then those that memory.py knows or that follow from
+# operations.
 _READS = {"data_ptr", "storage", "untyped_storage", "storage_offset", "stride", "is_contiguous"}
 _DESCRIPTIONS = {"shape", "dtype", "device", "ndim", "requires_grad", "T", "mT"}
 _NUMBERS = {"__bool__", "__int__", "__float__", "__index__", "item", "tolist", "__len__", "numpy"}

@@ -2,13 +2,13 @@
 
 from collections import namedtuple
 
-# `name = operation arguments`. Arguments are names and literals; place: the user's line, "" if it is none of theirs.
+# `name = operation arguments`. Arguments are names and literals. place: the user's line, "" if the node is ours.
 Node = namedtuple("Node", "name operation arguments place", defaults=("",))
 
 
 class Nodes:
-    """Of a whole program, which stays as it is: declarations, then operations in order, then results, {"score": its name,
-    "visible": its name}, either of which may be missing. docs/numerics.md, "Programs", has the text."""
+    """The nodes of a whole program; they do not change. Declarations are first, then operations in order. results:
+    {"score": its name, "visible": its name}, of which one may be missing. docs/numerics.md, "Programs", has the text."""
 
     __slots__ = ("nodes", "results", "text")
 
@@ -28,7 +28,7 @@ class Nodes:
         return ()
 
     def place_of_line(self, line):
-        """Of the user's line of a line of the text, from 1."""
+        """The place of the user's line that became this line of the text; lines count from 1."""
         return self.nodes[line - 1].place if line <= len(self.nodes) else "?"
 
     def replaced(self, others):

@@ -69,7 +69,7 @@ def _remainder(r, x, y):
 
 
 def _one(op):
-    """Of a number of either kind."""
+    """An operation on one number, int or float; its result has the same kind."""
 
     def record(r, x):
         kind = "float" if r.kind(x) == "float" else "int"
@@ -285,7 +285,8 @@ for _name, _slopes in derivatives.TABLE.items():
 
 
 def in_place(name):
-    """What records x += y and its kin, by the operation that makes a result of its own; None where there is none."""
+    """Records an operation in place, such as x += y, by the operation that returns a new result; None if there is no such
+    operation."""
     short = name.removeprefix("aten::")
     plain = f"__{short[3:]}" if short.startswith("__i") else short.removesuffix("_")
     record = TABLE.get(f"aten::{plain}") if plain != short else None

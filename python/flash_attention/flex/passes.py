@@ -1,7 +1,8 @@
 """The passes of a call with a program, and their place in torch's graph.
 
-A plain call, of q, k, v and what the program captures, is one C function a pass (_core.program_forward,
-binding/eager_program.cpp); it is given the general way, too, and takes that if the call is not plain.
+A plain call has only q, k, v and the tensors that the program captures. It is one C function for each pass
+(_core.program_forward, binding/eager_program.cpp). That function is passed the general function, too, and calls it if the
+call is not plain.
 """
 
 import torch

@@ -72,7 +72,7 @@ class Program:
 
 
 class NoProgram(Program):
-    """Of a call with prepared masks that are all data."""
+    """The program of a call whose prepared masks are all data: none."""
 
     def __init__(self):
         super().__init__(Nodes((), {}), [], ())

@@ -128,7 +128,7 @@ class Recorder:
         return self.emit(kind, kind, value.name)
 
     def value(self, thing, kind=None):
-        """Of an argument of an operation: a symbol, a number, or a captured tensor without axes."""
+        """The value of an operation's argument: a symbol, a number, or a captured tensor without axes."""
         if isinstance(thing, bool | int | float):
             natural = "bool" if isinstance(thing, bool) else "int" if isinstance(thing, int) else "float"
             if natural != "bool" and kind in ("int", "float") and not (kind == "int" and natural == "float"):

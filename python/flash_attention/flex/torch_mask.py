@@ -48,8 +48,8 @@ def kept_of(block_mask):
 
 
 def _versions(tensors):
-    """How often each was written to, and the stream on which tables of them are made and read; None where that is not
-    known, or where a graph is captured, whose replays are to see what the fields hold then."""
+    """How often each was written to, and the stream on which tables of them are made and read. None if that is not known,
+    and while a graph is captured: its replays read what the fields hold then."""
     if any(type(tensor) is not torch.Tensor or tensor.is_inference() for tensor in tensors):
         return None
     if tensors[0].is_cuda and torch.cuda.is_current_stream_capturing():

@@ -1,4 +1,4 @@
-"""From a matrix of bools to hidden rows, where that is possible."""
+"""From a matrix of bools to hidden rows, if that is possible."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def second_flops(*arguments, out_val=None, **unused):
 
 
 def cache_flops(*arguments, out_val=None, **unused):
-    """Of forward_cache, which torch_cache defines."""
+    """The count for forward_cache, which torch_cache defines."""
     q, v = arguments[0], arguments[2]
     return 2 * q.shape[-2] * _cache_scores(arguments) * (q.shape[-1] + v.shape[-1])
 

@@ -53,7 +53,7 @@ def _among_tensors(dq, dk, dv, dbias, dsink):
 
 
 def _of_tensors(values):
-    """Of q, k, v, bias and sink."""
+    """The tensors that have gradients: q, k, v, bias and sink."""
     tensors = Tensors(*values)
     return [tensors.q, tensors.k, tensors.v, tensors.bias, tensors.sink]
 
@@ -180,7 +180,7 @@ class Second(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx, held, need_dbias, need_dsink, out_t, lse_t, rng_t, dout_t, dlse_t, *rest):
-        """Of the tangents: the tensors' own are refused where they enter."""
+        """Forward mode over the tangents. Tangents of the tensors themselves were refused before."""
         out, lse, rng_state, dout, dlse, *saved = ctx.saved_tensors
         tensors = Tensors(*saved[derivatives.NUM_TANGENTS :])
         return _second(ctx, tensors, out, lse, rng_state, dout, dlse, rest[: derivatives.NUM_TANGENTS])

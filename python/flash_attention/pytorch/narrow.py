@@ -55,7 +55,7 @@ def run(tensors, options, seed, offset, return_lse, q_descale, k_descale, v_desc
 
 
 def _descales(tensors, options, *given):
-    """Float32 [1] or [batch, heads_kv] of q, k and v, all of one shape; None where there is none."""
+    """The scales of q, k and v, float32 [1] or [batch, heads_kv], all of one shape; three times None if none was given."""
     if all(scale is None for scale in given):
         return None, None, None
     q, k, starts = tensors.q, tensors.k, tensors.cu_seqlens_q

@@ -119,7 +119,7 @@ def detached(tensors):
 
 
 def empty_results(tensors, options, need_lse, width=None):
-    """out and lse, or None. width: of a row of out, where it is not that of v."""
+    """out and lse, or None. width: of a row of out, if it is not that of v."""
     q, v = tensors.q, tensors.v
     try:
         width = v.shape[-1] if width is None else width

@@ -28,13 +28,13 @@ def refuse(what):
 
 
 def check(tangents):
-    """What is nowhere computed, by name. `tangents`: Tensors, None where there is none."""
+    """Refuses, by name, tangents that no pass computes. `tangents`: Tensors, None for those without one."""
     if tangents.alibi_slopes is not None:
         refuse("with respect to alibi_slopes")
 
 
 def _check(options, tangents, head_dim, head_dim_v):
-    """What backward passes do not compute."""
+    """Refuses tangents that backward passes do not compute."""
     check(tangents)
     if options.dropout_p:
         refuse("with dropout_p and lists of keys")

@@ -176,7 +176,7 @@ def _second_over(info, in_dims, *arguments):
 
 
 def _fold_tangents(tangents, dims, size):
-    """Of q, k and v; there is none of a bias, and that of the sink is one for all."""
+    """Folds the tangents of q, k and v. A bias has none, and the sink has one for all slices."""
     return *(_fold_batch(*pair, size) for pair in zip(tangents[:3], dims[:3], strict=True)), None, tangents[4]
 
 

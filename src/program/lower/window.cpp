@@ -10,7 +10,7 @@
 namespace flash_attention::program {
 namespace {
 
-/// The bound on i - j that `positive` >= 0 is, or nothing where it is none that has the diagonal.
+/// `positive` >= 0 as a bound on i - j. Nothing if it is no such bound, or if it hides the diagonal.
 struct Bound {
   bool is_right;
   std::int64_t keys;
@@ -20,7 +20,7 @@ std::optional<Bound> bound_of(const Linear& positive) {
   return Bound{positive.of_i == 1, positive.constant};
 }
 
-/// Takes a comparison in where it bounds i - j, or the distance of i and j; false where it does not.
+/// Adds a comparison to the window if it bounds i - j, or the distance of i and j; otherwise returns false.
 bool take(const std::vector<Node>& nodes, const Node& node, const Linears& known, WindowOfProgram& window) {
   const bool upwards = node.op == Op::ge || node.op == Op::gt;
   if (!upwards && node.op != Op::le && node.op != Op::lt) return false;
