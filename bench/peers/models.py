@@ -66,7 +66,8 @@ MODELS = {
 }
 
 
-def build(name, attend, dtype, device):
-    """The same weights for the same name."""
+def build(name, attend, dtype, device, layers=None):
+    """The same weights for the same name; `layers` instead of its own number."""
     torch.manual_seed(0)
-    return Model(attend, **MODELS[name]).to(device, dtype)
+    shape = MODELS[name] | ({"layers": layers} if layers else {})
+    return Model(attend, **shape).to(device, dtype)

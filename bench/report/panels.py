@@ -258,16 +258,27 @@ def accuracy_charts(rows):
 def model_tables(rows):
     """Whole models with each attention, by tokens."""
     tables = []
-    for (model, dtype, which), group in grouped(
-        rows, lambda r: (r["case"]["model"], r["case"]["dtype"], r["pass"])
+    for (model, layers, dtype, autocast, which), group in grouped(
+        rows,
+        lambda r: (
+            r["case"]["model"],
+            r["case"].get("layers"),
+            r["case"]["dtype"],
+            r["case"].get("autocast", False),
+            r["pass"],
+        ),
     ).items():
         times = {(row["case"]["seq"], row["baseline"]): row["ms"] for row in group}
         paired = {row["case"]["seq"]: row.get("against_sdpa") for row in group if row["baseline"] == "ours"}
+        names = list(dict.fromkeys(row["baseline"] for row in group))
         lines = []
         for seq in sorted({seq for seq, _ in times}):
             mine, theirs = times.get((seq, "ours")), times.get((seq, "sdpa"))
             gain = f"{paired[seq] or theirs / mine:.2f} x" if mine and theirs else "-"
-            lines.append([str(seq), cell(mine), cell(theirs), gain])
-        title = f"A {model}-like model, {which}, {dtype}: milliseconds a step"
-        tables.append(Table(f"model {model} {which} {dtype}", title, ["tokens", "ours", "sdpa", "speed-up"], lines))
+            lines.append([str(seq), *(cell(times.get((seq, name))) for name in names), gain])
+        depth, how = f" of {layers} layers" if layers else "", f"{dtype} by autocast" if autocast else dtype
+        title = f"A {model}-like model{depth}, {which}, {how}: milliseconds a step"
+        key = " ".join(str(part) for part in ("model", model, layers, how, which) if part)
+        columns = ["tokens", *names, "speed-up" if len(names) <= 2 else "speed-up over sdpa"]
+        tables.append(Table(key, title, columns, lines))
     return tables

@@ -247,6 +247,19 @@ def test_models_are_compared_by_tokens(files):
     assert "gpt2-like model, training, float32" in table.title
 
 
+def test_models_beside_each_backend():
+    case = {"model": "gpt2", "batch": 16, "seq": 1024, "dtype": "bfloat16", "layers": 8, "autocast": True}
+    times = {"ours": (22.0, 1.05), "sdpa": (23.1, 1.0), "sdpa_cudnn": (23.2, 0.99)}
+    rows = [
+        {"case": case, "baseline": name, "pass": "training", "ms": ms, "against_sdpa": ratio}
+        for name, (ms, ratio) in times.items()
+    ]
+    (table,) = panels.model_tables(rows)
+    assert table.header == ["tokens", "ours", "sdpa", "sdpa_cudnn", "speed-up over sdpa"]
+    assert table.rows == [["1024", "22.0", "23.1", "23.2", "1.05 x"]]
+    assert table.title == "A gpt2-like model of 8 layers, training, bfloat16 by autocast: milliseconds a step"
+
+
 @pytest.mark.parametrize(
     "value, text", [(None, "-"), (4096, "4096"), (661.7, "662"), (12.34, "12.3"), (1.5e-7, "1.50e-07"), (0.0, "0")]
 )

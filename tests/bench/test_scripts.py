@@ -75,6 +75,15 @@ def test_models(monkeypatch, tmp_path, capsys):
     }
     assert all("reason" not in row and row["samples"] >= 3 for row in rows), rows
     assert capsys.readouterr().out.count("times as fast") == 4
+    words = ["--models", "gpt2", "--layers", "1", "--dtype", "bfloat16", "--autocast", "--attention", "ours", "sdpa_flash"]
+    words += ["--seq", "16", "--pass", "training", "--seconds", "0.01", "--device", "cpu", "--output", str(path), "--force"]
+    monkeypatch.setattr(sys, "argv", ["benchmark_models.py", *words])
+    assert not models.main()
+    rows = json.loads(path.read_text())["rows"]
+    assert [row["baseline"] for row in rows] == ["ours", "sdpa", "sdpa_flash"] and all(
+        "reason" not in row for row in rows
+    ), rows
+    assert all(row["case"]["layers"] == 1 and row["case"]["autocast"] for row in rows)
 
 
 @pytest.fixture
