@@ -87,25 +87,6 @@ __device__ __forceinline__ void clear_next_sequence_rows(Chunk (&tile)[chunks], 
   }
 }
 
-/// Writes the 64 rows of a warpgroup's accumulator, times a factor, to those rows of a tensor that exist.
-template <Type type, int dim, int count>
-__device__ __forceinline__ void write_rows(const tile::Rows<ptx::Element<type>>& rows, const float (&values)[count],
-                                           float factor, int thread) {
-  const int lane = thread % 32;
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int row = 16 * (thread / 32) + lane / 4 + 8 * half;
-    if (row >= rows.count) continue;
-    ptx::Element<type>* first = rows.data + row * rows.stride + 2 * (lane % 4);
-#pragma unroll
-    for (int group = 0; group < dim / 8; ++group) {
-      const unsigned pair =
-          ptx::pack<type>(values[4 * group + 2 * half] * factor, values[4 * group + 2 * half + 1] * factor);
-      ptx::store_global(reinterpret_cast<unsigned*>(first + 8 * group), pair);
-    }
-  }
-}
-
 /// Eight elements of a row: one store if the rows of the tensor are aligned to 16 bytes, else four.
 template <typename Element>
 __device__ __forceinline__ void store_eight(Element* to, const ptx::Vector<unsigned, 4>& words, bool aligned) {
@@ -114,6 +95,48 @@ __device__ __forceinline__ void store_eight(Element* to, const ptx::Vector<unsig
   } else {
 #pragma unroll
     for (int w = 0; w < 4; ++w) ptx::store_global(reinterpret_cast<unsigned*>(to) + w, words[w]);
+  }
+}
+
+/// Four neighbouring lanes have four words each: word g of lane l becomes word l of lane g.
+__device__ __forceinline__ ptx::Vector<unsigned, 4> transposed(ptx::Vector<unsigned, 4> words, int lane) {
+  const bool odd = lane % 2 != 0, upper = lane % 4 >= 2;
+  const auto exchange = [](unsigned& mine, unsigned& other, bool second, int distance) {
+    const unsigned received = ptx::shuffle_xor(second ? mine : other, distance);
+    (second ? mine : other) = received;
+  };
+  exchange(words[0], words[1], odd, 1);
+  exchange(words[2], words[3], odd, 1);
+  exchange(words[0], words[2], upper, 2);
+  exchange(words[1], words[3], upper, 2);
+  return words;
+}
+
+/// Writes the 64 rows of a warpgroup's accumulator, times a factor, to those rows of a tensor that exist. Four lanes have
+/// 8 columns of a row: they exchange 32 columns, so that each stores 8 of them at once.
+template <Type type, int dim, int count>
+__device__ __forceinline__ void write_rows(const tile::Rows<ptx::Element<type>>& rows, const float (&values)[count],
+                                           float factor, int thread) {
+  constexpr int groups = dim / 8, whole = groups / 4 * 4;
+  const int lane = thread % 32;
+  const bool aligned = (reinterpret_cast<unsigned long long>(rows.data) | rows.stride * 2) % 16 == 0;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int row = 16 * (thread / 32) + lane / 4 + 8 * half;
+    ptx::Element<type>* const first = rows.data + row * rows.stride;
+    const auto pair = [&](int group) {
+      return ptx::pack<type>(values[4 * group + 2 * half] * factor, values[4 * group + 2 * half + 1] * factor);
+    };
+#pragma unroll
+    for (int group = 0; group < whole; group += 4) {
+      const ptx::Vector<unsigned, 4> words{pair(group), pair(group + 1), pair(group + 2), pair(group + 3)};
+      const auto eight = transposed(words, lane);  // all lanes take part
+      if (row < rows.count) store_eight(first + 8 * (group + lane % 4), eight, aligned);
+    }
+#pragma unroll
+    for (int group = whole; group < groups; ++group) {
+      if (row < rows.count) ptx::store_global(reinterpret_cast<unsigned*>(first + 8 * group + 2 * (lane % 4)), pair(group));
+    }
   }
 }
 
