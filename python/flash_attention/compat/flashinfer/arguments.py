@@ -25,7 +25,7 @@ def check_heads(num_qo_heads, num_kv_heads):
         raise ValueError(f"num_qo_heads: got {num_qo_heads}; allowed are multiples of num_kv_heads, {num_kv_heads}")
 
 
-def split_cache(paged_kv_cache, kv_layout):
+def split_cache(paged_kv_cache, kv_layout, name="paged_kv_cache"):
     """(k, v), views [num_pages, page_size, heads, head_dim] of a pair of tensors or of one tensor that holds both. Pages of
     one key may come without that axis."""
     check_layout(kv_layout)
@@ -35,7 +35,7 @@ def split_cache(paged_kv_cache, kv_layout):
         whole = paged_kv_cache.unsqueeze(one_key) if paged_kv_cache.dim() == 4 else paged_kv_cache
         if whole.dim() != 5 or whole.shape[1] != 2:
             raise ValueError(
-                f"paged_kv_cache: got shape {list(paged_kv_cache.shape)}; expected [num_pages, 2, {axes}, head_dim] "
+                f"{name}: got shape {list(paged_kv_cache.shape)}; expected [num_pages, 2, {axes}, head_dim] "
                 "or a pair (k, v)"
             )
         pair = whole.unbind(1)
@@ -43,10 +43,28 @@ def split_cache(paged_kv_cache, kv_layout):
         pair = tuple(paged_kv_cache)
         if len(pair) != 2 or not all(isinstance(part, torch.Tensor) and part.dim() in (3, 4) for part in pair):
             raise ValueError(
-                f"paged_kv_cache: expected a pair (k, v) of tensors [num_pages, {axes}, head_dim], or one tensor of both"
+                f"{name}: expected a pair (k, v) of tensors [num_pages, {axes}, head_dim], or one tensor of both"
             )
         pair = tuple(part.unsqueeze(one_key) if part.dim() == 3 else part for part in pair)
-    return tuple(nhd("paged_kv_cache", part, kv_layout) for part in pair)
+    return tuple(nhd(name, part, kv_layout) for part in pair)
+
+
+def four_bit_options(k, kv_cache_sf, kv_layout, split=None):
+    """Options for attention() over keys of 4 bits: in nvfp4, packed in uint8, whose scales kv_cache_sf has, two tensors or
+    both in one. None for other keys. split(kv_cache_sf): those of K and V, if they are not in pages."""
+    if k.dtype != torch.uint8 and kv_cache_sf is None:
+        return None
+    if k.dtype != torch.uint8:
+        raise ValueError(f"kv_cache_sf: got scales for keys of {k.dtype}; expected codes of 4 bits in torch.uint8")
+    if kv_cache_sf is None:
+        raise ValueError("kv_cache_sf: got None; keys of 4 bits in torch.uint8 need their scales")
+    scales = split_cache(kv_cache_sf, kv_layout, "kv_cache_sf") if split is None else split(kv_cache_sf)
+    return {"cache_dtype": "nvfp4", "k_scale": scales[0], "v_scale": scales[1]}
+
+
+def columns_of(tensor, four_bits):
+    """The columns of a row of K or V."""
+    return tensor.shape[-1] * (1 if four_bits is None else 2)
 
 
 def refuse_given(**options):
@@ -90,16 +108,17 @@ def finish(out, lse, v_scale, into, lse_into, return_lse, lse_base="log2", lse_l
     return (out, lse) if return_lse else out
 
 
-def direct(out, q, v, v_scale):
-    """`out` if the kernel can write the result there directly, otherwise None: it must not overwrite its queries."""
+def direct(out, q, width, v_scale):
+    """`out` if the kernel can write the result of `width` columns there directly, otherwise None: it must not overwrite its
+    queries."""
     if (
         out is None
         or out.untyped_storage().data_ptr() == q.untyped_storage().data_ptr()
         or not (v_scale is None or (isinstance(v_scale, float) and v_scale == 1.0))
     ):
         return None
-    same = out.shape == (*q.shape[:-1], v.shape[-1]) and out.dtype == q.dtype and out.device == q.device
-    return out if same and out.stride(-1) == 1 and v.shape[-1] % 8 == 0 else None
+    same = out.shape == (*q.shape[:-1], width) and out.dtype == q.dtype and out.device == q.device
+    return out if same and out.stride(-1) == 1 and width % 8 == 0 else None
 
 
 def _check_into(name, tensor, shape, device):

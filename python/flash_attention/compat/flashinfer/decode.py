@@ -12,8 +12,10 @@ from flash_attention.arguments.names import Renamed
 from flash_attention.compat.flashinfer.arguments import (
     NAMES,
     check_heads,
+    columns_of,
     direct,
     finish,
+    four_bit_options,
     nhd,
     refuse_given,
     scale_of,
@@ -188,12 +190,13 @@ class BatchDecodeWithPagedKVCacheWrapper:
     ) -> Any:
         """Attention of q [batch * q_len_per_req, num_qo_heads, head_dim] over the planned pages of paged_kv_cache.
 
-        Returns out as q, or (out, lse float32 [batch * q_len_per_req, num_qo_heads] of base 2).
+        kv_cache_sf: the scales of a cache in nvfp4, two codes in a byte of uint8; as paged_kv_cache, e4m3 (or its bytes),
+        head_dim / 16 in a row. Returns out as q, or (out, lse float32 [batch * q_len_per_req, num_qo_heads] of base 2).
         """
         if self._options is None:
             raise RuntimeError("run: plan() has not been called")
-        if skip_softmax_threshold_scale_factor is not None or kv_cache_sf is not None:
-            refuse_given(skip_softmax_threshold_scale_factor=skip_softmax_threshold_scale_factor, kv_cache_sf=kv_cache_sf)
+        if skip_softmax_threshold_scale_factor is not None:
+            refuse_given(skip_softmax_threshold_scale_factor=skip_softmax_threshold_scale_factor)
         if args:
             raise NotImplementedError(f"run: got {len(args)} more positional arguments, which are those of jit_args")
         with_lse = return_lse or lse is not None  # lse= is written in any case
@@ -204,10 +207,11 @@ class BatchDecodeWithPagedKVCacheWrapper:
         if q.shape != expected:
             raise ValueError(f"q: got shape {list(q.shape)}; expected {list(expected)}, as planned")
         k, v = split_cache(paged_kv_cache, self._tables.kv_layout)
-        table, lengths = self._tables.over(k, heads_kv, head_dim)
-        place = direct(out, q, v, v_scale)
+        four_bits = four_bit_options(k, kv_cache_sf, self._tables.kv_layout)
+        table, lengths = self._tables.over(k, heads_kv, head_dim if four_bits is None else head_dim // 2)
+        place = direct(out, q, columns_of(v, four_bits), v_scale)
         rows = q[:, None] if tokens == 1 else q.unflatten(0, (-1, tokens))
-        rows, k, v, table = self._positions.over_pages(rows, k, v, table, lengths)
+        rows, k, v, table = self._positions.over_pages(rows, k, v, table, lengths, four_bits=four_bits)
         with Renamed(NAMES):
             found = padded_cache(
                 rows,
@@ -223,6 +227,7 @@ class BatchDecodeWithPagedKVCacheWrapper:
                 invariant=True if options["fixed_split_size"] is not None else None,
                 return_lse=with_lse,
                 out=None if place is None else place.unflatten(0, (-1, tokens)),
+                **(four_bits or {}),
             )
         found, natural = found if with_lse else (found, None)
         natural = natural.transpose(1, 2).flatten(0, 1) if with_lse else None

@@ -30,30 +30,33 @@ class Positions:
         """alibi_slopes for the kernels, or None."""
         return alibi_slopes(heads).to(device) if self.mode == "ALIBI" else None
 
-    def rotated(self, q, k, v):
+    def rotated(self, q, k, v, four_bits=None):
         """(q, k, v) with q [qo_len, heads, dim] and k [kv_len, heads, dim] of one sequence rotated, the last query at the
         last key."""
         if self.mode != "ROPE_LLAMA":
             return q, k, v
+        _refuse_rotated(four_bits)
         of_q = torch.arange(len(k) - len(q), len(k), device=q.device)
         k, v = _widened(q, k, v)
         return self._turn(q, of_q), self._turn(k, torch.arange(len(k), device=q.device)), v
 
-    def of_packed(self, q, k, v, starts_q, starts_kv):
+    def of_packed(self, q, k, v, starts_q, starts_kv, four_bits=None):
         """(q, k, v) of sequences end to end, each rotated as in rotated()."""
+        _refuse_rotated(four_bits)
         of_k, _ = _places(len(k), starts_kv)
         of_q, sequence_of_q = _places(len(q), starts_q)
         behind = (starts_kv.diff() - starts_q.diff()).long()
         k, v = _widened(q, k, v)
         return self._turn(q, of_q + behind[sequence_of_q]), self._turn(k, of_k), v
 
-    def over_pages(self, q, k, v, table, lengths, starts=None):
+    def over_pages(self, q, k, v, table, lengths, starts=None, four_bits=None):
         """(q, k, v, table) with q and the keys of the table's pages rotated.
 
         q is [batch, tokens, heads, dim], or with starts [total, heads, dim]; a sequence's last query is at its last key.
         """
         if self.mode != "ROPE_LLAMA":
             return q, k, v, table
+        _refuse_rotated(four_bits)
         batch, pages = table.shape
         rows = table.long().clamp(0, len(k) - 1).flatten()
         places = torch.arange(pages * k.shape[1], device=q.device).view(pages, -1).repeat(batch, 1)
@@ -74,6 +77,11 @@ class Positions:
         cos, sin = angles.cos().float(), angles.sin().float()
         first, second = x[..., :half].float(), x[..., half:].float()
         return torch.cat((first * cos - second * sin, first * sin + second * cos), -1).to(x.dtype)
+
+
+def _refuse_rotated(four_bits):
+    if four_bits is not None:
+        raise NotImplementedError("pos_encoding_mode: got 'ROPE_LLAMA' with keys of 4 bits; rotate them when appending")
 
 
 def _places(total, starts):

@@ -13,8 +13,10 @@ from flash_attention.arguments.tables import check_starts
 from flash_attention.compat.flashinfer.arguments import (
     NAMES,
     check_heads,
+    columns_of,
     direct,
     finish,
+    four_bit_options,
     nhd,
     refuse_given,
     scale_of,
@@ -74,10 +76,13 @@ def single_prefill_with_kv_cache(
     if wrong:
         refuse_keywords(single_prefill_with_kv_cache, wrong)
     positions = Positions(pos_encoding_mode, rope_scale, rope_theta, causal and custom_mask is packed_custom_mask is None)
-    refuse_given(scale_q=scale_q, scale_k=scale_k, scale_v=scale_v, kv_cache_sf=kv_cache_sf)
+    refuse_given(scale_q=scale_q, scale_k=scale_k, scale_v=scale_v)
     if q.dim() != 3:
         raise ValueError(f"q: got shape {list(q.shape)}; expected [qo_len, num_qo_heads, head_dim]")
     k, v = (nhd(name, tensor, kv_layout) for name, tensor in (("k", k), ("v", v)))
+    four_bits = four_bit_options(
+        k, kv_cache_sf, kv_layout, lambda pair: [nhd("kv_cache_sf", x, kv_layout)[None] for x in pair]
+    )
     mask, bits = custom_mask, None
     if packed_custom_mask is not None and (k.element_size() == 1 or q.shape[0] > MOST_QUERIES_WITH_BITS):
         mask = unpacked(packed_custom_mask, q.shape[0] * k.shape[0]).view(q.shape[0], k.shape[0])
@@ -85,7 +90,7 @@ def single_prefill_with_kv_cache(
         mask, bits = None, single_bits(packed_custom_mask, q.shape[0] * k.shape[0])
     if mask is not None and tuple(mask.shape) != (q.shape[0], k.shape[0]):
         raise ValueError(f"custom_mask: got shape {list(mask.shape)}; expected {[q.shape[0], k.shape[0]]}")
-    q, k, v = positions.rotated(q, k, v)
+    q, k, v = positions.rotated(q, k, v, four_bits)
     run = padded_narrow if bits is None else functools.partial(padded_cache, bit_mask=bits)
     with Renamed(NAMES):
         out, lse = run(
@@ -99,6 +104,7 @@ def single_prefill_with_kv_cache(
             mask=None if mask is None else mask.bool()[None, None],
             alibi_slopes=positions.slopes(q.shape[1], q.device),
             return_lse=True,
+            **(four_bits or {}),
         )
     out, lse = out[0], lse[0].transpose(0, 1)
     return finish(out if o_dtype is None else out.to(o_dtype), lse, v_scale, None, None, return_lse)
@@ -276,13 +282,13 @@ class BatchPrefillWithPagedKVCacheWrapper:
     ) -> Any:
         """Attention of q [qo_indptr[-1], num_qo_heads, head_dim] over the planned pages of paged_kv_cache.
 
-        Returns out as q, or (out, lse float32 [qo_indptr[-1], num_qo_heads] of base 2). lse_base, lse_layout: "ln" for the
+        Returns out as q, or (out, lse float32 [qo_indptr[-1], num_qo_heads] of base 2). kv_cache_sf is that of
+        BatchDecode...Wrapper. lse_base, lse_layout: "ln" for the
         natural logarithm, "HN" for heads first.
         """
         if self._options is None:
             raise RuntimeError("run: plan() has not been called")
         refuse_given(
-            kv_cache_sf=kv_cache_sf,
             skip_softmax_threshold_scale_factor=skip_softmax_threshold_scale_factor,
             uses_spcompress=uses_spcompress,
         )
@@ -293,9 +299,10 @@ class BatchPrefillWithPagedKVCacheWrapper:
         if q.dim() != 3 or list(q.shape[1:]) != [heads_q, head_dim]:
             raise ValueError(f"q: got shape {list(q.shape)}; expected [qo_indptr[-1], {heads_q}, {head_dim}], as planned")
         k, v = split_cache(paged_kv_cache, self._tables.kv_layout)
-        table, lengths = self._tables.over(k, heads_kv, head_dim)
-        q, k, v, table = self._positions.over_pages(q, k, v, table, lengths, self._starts)
-        place = direct(out, q, v, v_scale)
+        four_bits = four_bit_options(k, kv_cache_sf, self._tables.kv_layout)
+        table, lengths = self._tables.over(k, heads_kv, head_dim if four_bits is None else head_dim // 2)
+        q, k, v, table = self._positions.over_pages(q, k, v, table, lengths, self._starts, four_bits)
+        place = direct(out, q, columns_of(v, four_bits), v_scale)
         with Renamed(NAMES):
             found = padded_cache(
                 q,
@@ -316,6 +323,7 @@ class BatchPrefillWithPagedKVCacheWrapper:
                 invariant=self._invariant,
                 return_lse=with_lse,
                 out=place,
+                **(four_bits or {}),
             )
         found, natural = found if with_lse else (found, None)
         natural = natural.transpose(0, 1) if with_lse else None

@@ -14,6 +14,7 @@ from flash_attention.compat.flashinfer.arguments import (
     check_heads,
     check_layout,
     finish,
+    four_bit_options,
     nhd,
     refuse_given,
     scale_of,
@@ -167,19 +168,23 @@ class BatchPrefillWithRaggedKVCacheWrapper:
     ) -> Any:
         """Attention of q [qo_indptr[-1], num_qo_heads, head_dim_qk] over k [kv_indptr[-1], num_kv_heads, head_dim_qk] and
         v [kv_indptr[-1], num_kv_heads, head_dim_vo] (HND: heads first).
+        kv_cache_sf: a pair, the scales of k and v in nvfp4, as those of BatchDecodeWithPagedKVCacheWrapper.
 
         Returns out [qo_indptr[-1], num_qo_heads, head_dim_vo], or (out, lse float32 [qo_indptr[-1], num_qo_heads] of
         base 2). lse_base, lse_layout: "ln" for the natural logarithm, "HN" for heads first.
         """
         if self._options is None:
             raise RuntimeError("run: plan() has not been called")
-        refuse_given(o_scale=o_scale, kv_cache_sf=kv_cache_sf)
+        refuse_given(o_scale=o_scale)
         options = self._options
         sinks, sm_scale = sinks_and_scale(self._takes_sinks, args, None, options["sm_scale"])
         k, v = (nhd(name, tensor, self._layout) for name, tensor in (("k", k), ("v", v)))
-        self._check(q, k, v)
+        four_bits = four_bit_options(
+            k, kv_cache_sf, self._layout, lambda pair: [nhd("kv_cache_sf", x, self._layout)[:, None] for x in pair]
+        )
+        self._check(q, k, v, four_bits)
         if self._positions.mode == "ROPE_LLAMA":
-            q, k, v = self._positions.of_packed(q, k, v, *self._starts)
+            q, k, v = self._positions.of_packed(q, k, v, *self._starts, four_bits)
         given = {
             "mask": self._mask,
             "sink": sinks,
@@ -190,6 +195,7 @@ class BatchPrefillWithRaggedKVCacheWrapper:
             "window": (options["window_left"], -1),
             "invariant": options["invariant"],
             "return_lse": True,
+            **(four_bits or {}),
         }
         narrow = k.element_size() == 1 and q.element_size() > 1
         over_rows = narrow or self._bits is not None
@@ -224,13 +230,13 @@ class BatchPrefillWithRaggedKVCacheWrapper:
             buffer.copy_(tensor)
         return self._fixed
 
-    def _check(self, q, k, v):
+    def _check(self, q, k, v, four_bits):
         heads_q, heads_kv, head_dim, head_dim_v = self._heads
         total = q.shape[0] if self._total is None or self._fixed is not None else self._total
         for name, tensor, shape in (
             ("q", q, (total, heads_q, head_dim)),
-            ("k", k, (k.shape[0], heads_kv, head_dim)),
-            ("v", v, (k.shape[0], heads_kv, head_dim_v)),
+            ("k", k, (k.shape[0], heads_kv, head_dim // (1 if four_bits is None else 2))),
+            ("v", v, (k.shape[0], heads_kv, head_dim_v // (1 if four_bits is None else 2))),
         ):
             if tensor.shape != shape:
                 raise ValueError(f"{name}: got shape {list(tensor.shape)}; expected {list(shape)}, as planned")
