@@ -6,7 +6,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from flash_attention.arguments.head_dim import padded_cache, padded_narrow
+from flash_attention.arguments.head_dim import padded, padded_cache, padded_narrow
 from flash_attention.arguments.keywords import refuse_keywords
 from flash_attention.arguments.names import Renamed
 from flash_attention.arguments.tables import check_starts
@@ -30,6 +30,7 @@ from flash_attention.compat.flashinfer.masks import (
     single_bits,
     unpacked,
 )
+from flash_attention.compat.flashinfer.narrow import attend, dtype_of, head_scales, of_sequences, scales_of_run, widened
 from flash_attention.compat.flashinfer.plan import Tables
 from flash_attention.compat.flashinfer.positions import Positions
 from flash_attention.compat.flashinfer.ragged import (
@@ -71,12 +72,12 @@ def single_prefill_with_kv_cache(
         out = single_prefill_with_kv_cache(q[0], k[0], v[0], causal=True)
 
     custom_mask: bool [qo_len, kv_len], True = visible; or packed_custom_mask, its bits in bytes, the lowest first. Either
-    replaces causal. Returns out as q, or (out, lse [qo_len, num_qo_heads] of base 2).
+    replaces causal. scale_q, scale_k, scale_v: of q, k and v in float8, float32 [heads] or [1]; o_dtype is the type of out,
+    bfloat16 if q is float8. Returns out as q, or (out, lse [qo_len, num_qo_heads] of base 2).
     """
     if wrong:
         refuse_keywords(single_prefill_with_kv_cache, wrong)
     positions = Positions(pos_encoding_mode, rope_scale, rope_theta, causal and custom_mask is packed_custom_mask is None)
-    refuse_given(scale_q=scale_q, scale_k=scale_k, scale_v=scale_v)
     if q.dim() != 3:
         raise ValueError(f"q: got shape {list(q.shape)}; expected [qo_len, num_qo_heads, head_dim]")
     k, v = (nhd(name, tensor, kv_layout) for name, tensor in (("k", k), ("v", v)))
@@ -90,8 +91,14 @@ def single_prefill_with_kv_cache(
         mask, bits = None, single_bits(packed_custom_mask, q.shape[0] * k.shape[0])
     if mask is not None and tuple(mask.shape) != (q.shape[0], k.shape[0]):
         raise ValueError(f"custom_mask: got shape {list(mask.shape)}; expected {[q.shape[0], k.shape[0]]}")
+    scales = head_scales(q, k, scale_q, scale_k, scale_v)
     q, k, v = positions.rotated(q, k, v, four_bits)
-    run = padded_narrow if bits is None else functools.partial(padded_cache, bit_mask=bits)
+    if q.element_size() == 1 and four_bits is None:
+        run = functools.partial(attend, padded, scales=scales, batch=1, out_dtype=o_dtype)
+    else:
+        run = padded_narrow if bits is None else functools.partial(padded_cache, bit_mask=bits)
+        if k.element_size() == 1 and four_bits is None:
+            run = functools.partial(run, k_scale=of_sequences(scales[1], 1), v_scale=of_sequences(scales[2], 1))
     with Renamed(NAMES):
         out, lse = run(
             q[None],
@@ -245,6 +252,7 @@ class BatchPrefillWithPagedKVCacheWrapper:
             "window_left": window_left,
             "logits_soft_cap": logits_soft_cap,
         }
+        self._out_dtype = dtype_of("o_data_type", o_data_type)
 
     begin_forward = plan
 
@@ -283,8 +291,9 @@ class BatchPrefillWithPagedKVCacheWrapper:
         """Attention of q [qo_indptr[-1], num_qo_heads, head_dim] over the planned pages of paged_kv_cache.
 
         Returns out as q, or (out, lse float32 [qo_indptr[-1], num_qo_heads] of base 2). kv_cache_sf is that of
-        BatchDecode...Wrapper. lse_base, lse_layout: "ln" for the
-        natural logarithm, "HN" for heads first.
+        BatchDecode...Wrapper. lse_base, lse_layout: "ln" for the natural logarithm, "HN" for heads first. Three more
+        positional arguments are scale_q, scale_k and scale_v of q and a cache in float8: float32 [heads] or [1]. Such
+        queries become float16; out is of plan()'s o_data_type.
         """
         if self._options is None:
             raise RuntimeError("run: plan() has not been called")
@@ -294,15 +303,22 @@ class BatchPrefillWithPagedKVCacheWrapper:
         )
         with_lse = return_lse or lse is not None  # lse= is written in any case
         options = self._options
-        sinks, sm_scale = sinks_and_scale(self._takes_sinks, args, sinks, options["sm_scale"])
         heads_q, heads_kv, head_dim = self._heads
         if q.dim() != 3 or list(q.shape[1:]) != [heads_q, head_dim]:
             raise ValueError(f"q: got shape {list(q.shape)}; expected [qo_indptr[-1], {heads_q}, {head_dim}], as planned")
         k, v = split_cache(paged_kv_cache, self._tables.kv_layout)
+        scales, args = scales_of_run(q, k, args)
+        sinks, sm_scale = sinks_and_scale(self._takes_sinks, args, sinks, options["sm_scale"])
+        as_planned = None
+        if q.element_size() == 1:
+            q, as_planned = widened(q, scales[0]), self._out_dtype
         four_bits = four_bit_options(k, kv_cache_sf, self._tables.kv_layout)
         table, lengths = self._tables.over(k, heads_kv, head_dim if four_bits is None else head_dim // 2)
         q, k, v, table = self._positions.over_pages(q, k, v, table, lengths, self._starts, four_bits)
         place = direct(out, q, columns_of(v, four_bits), v_scale)
+        of_cache = four_bits or {}
+        if k.element_size() == 1 and four_bits is None:
+            of_cache = dict(zip(("k_scale", "v_scale"), (of_sequences(s, len(lengths)) for s in scales[1:]), strict=True))
         with Renamed(NAMES):
             found = padded_cache(
                 q,
@@ -323,9 +339,10 @@ class BatchPrefillWithPagedKVCacheWrapper:
                 invariant=self._invariant,
                 return_lse=with_lse,
                 out=place,
-                **(four_bits or {}),
+                **of_cache,
             )
         found, natural = found if with_lse else (found, None)
+        found = found if as_planned is None else found.to(as_planned)
         natural = natural.transpose(0, 1) if with_lse else None
         if place is not None:
             return finish(place, natural, None, None, lse, return_lse, lse_base, lse_layout)

@@ -20,6 +20,7 @@ from flash_attention.compat.flashinfer.arguments import (
     scale_of,
 )
 from flash_attention.compat.flashinfer.masks import MOST_QUERIES_WITH_BITS, Items, bits_of_batch, mask_of_batch
+from flash_attention.compat.flashinfer.narrow import attend, dtype_of, of_sequences, scales_of_run, widened
 from flash_attention.compat.flashinfer.positions import Positions
 from flash_attention.compat.flashinfer.variant import sinks_and_scale, takes_sinks
 
@@ -144,6 +145,7 @@ class BatchPrefillWithRaggedKVCacheWrapper:
             "logits_soft_cap": logits_soft_cap,
             "invariant": True if fixed_split_size is not None else None,
         }
+        self._out_dtype = dtype_of("o_data_type", o_data_type)
 
     begin_forward = plan
 
@@ -171,18 +173,21 @@ class BatchPrefillWithRaggedKVCacheWrapper:
         kv_cache_sf: a pair, the scales of k and v in nvfp4, as those of BatchDecodeWithPagedKVCacheWrapper.
 
         Returns out [qo_indptr[-1], num_qo_heads, head_dim_vo], or (out, lse float32 [qo_indptr[-1], num_qo_heads] of
-        base 2). lse_base, lse_layout: "ln" for the natural logarithm, "HN" for heads first.
+        base 2). lse_base, lse_layout: "ln" for the natural logarithm, "HN" for heads first. Three more positional arguments
+        are scale_q, scale_k and scale_v of q, k and v in float8: float32 [heads] or [1]. Then out is of plan()'s
+        o_data_type, or bfloat16.
         """
         if self._options is None:
             raise RuntimeError("run: plan() has not been called")
         refuse_given(o_scale=o_scale)
         options = self._options
-        sinks, sm_scale = sinks_and_scale(self._takes_sinks, args, None, options["sm_scale"])
         k, v = (nhd(name, tensor, self._layout) for name, tensor in (("k", k), ("v", v)))
         four_bits = four_bit_options(
             k, kv_cache_sf, self._layout, lambda pair: [nhd("kv_cache_sf", x, self._layout)[:, None] for x in pair]
         )
         self._check(q, k, v, four_bits)
+        scales, args = scales_of_run(q, k, args)
+        sinks, sm_scale = sinks_and_scale(self._takes_sinks, args, None, options["sm_scale"])
         if self._positions.mode == "ROPE_LLAMA":
             q, k, v = self._positions.of_packed(q, k, v, *self._starts, four_bits)
         given = {
@@ -200,17 +205,27 @@ class BatchPrefillWithRaggedKVCacheWrapper:
         narrow = k.element_size() == 1 and q.element_size() > 1
         over_rows = narrow or self._bits is not None
         with Renamed(NAMES):
-            found, natural = self._over_rows(q, k, v, given) if over_rows else self._packed(q, k, v, given)
+            batch = len(self._starts[0]) - 1
+            if over_rows:
+                if q.element_size() == 1:
+                    q = widened(q, scales[0])
+                if k.element_size() == 1 and four_bits is None:
+                    given |= {"k_scale": of_sequences(scales[1], batch), "v_scale": of_sequences(scales[2], batch)}
+                found, natural = self._over_rows(q, k, v, **given)
+            elif q.element_size() == 1:
+                found, natural = attend(self._packed, q, k, v, scales, batch, out_dtype=self._out_dtype, **given)
+            else:
+                found, natural = self._packed(q, k, v, **given)
         return finish(found, natural.transpose(0, 1), v_scale, out, lse, return_lse, lse_base, lse_layout)
 
     run_return_lse = functools.partialmethod(run, return_lse=True)
 
-    def _packed(self, q, k, v, given):
+    def _packed(self, q, k, v, **given):
         lengths = {"max_seqlen_q": self._most[0], "max_seqlen_kv": self._most[1]}
         starts = dict(zip(("cu_seqlens_q", "cu_seqlens_kv"), self._starts, strict=True))
         return padded(q, k, v, packed={**starts, **lengths}, **given)
 
-    def _over_rows(self, q, k, v, given):
+    def _over_rows(self, q, k, v, **given):
         """For keys and values of 8 bits with wider queries, and bit masks, which need a cache: each row becomes a page."""
         lengths = self._starts[1].diff()
         width = len(k) if self._most[1] is None else self._most[1]

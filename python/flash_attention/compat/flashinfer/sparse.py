@@ -8,6 +8,7 @@ from torch import Tensor
 from flash_attention import attention
 from flash_attention.arguments.keywords import refuse_keywords
 from flash_attention.compat.flashinfer.arguments import finish, refuse_given, scale_of
+from flash_attention.compat.flashinfer.narrow import head_scales, widened
 
 
 def _check_positions(mode):
@@ -122,16 +123,21 @@ class BlockSparseAttentionWrapper:
         **wrong: NoReturn,
     ) -> Any:
         """out [M, num_qo_heads, head_dim] for q [M, num_qo_heads, head_dim] and k, v [N, num_kv_heads, head_dim]; with
-        return_lse also the logarithm of base 2, [M, num_qo_heads].
+        return_lse also the logarithm of base 2, [M, num_qo_heads]. scale_q, scale_k, scale_v: of q, k and v in float8,
+        float32 [heads] or [1]; such rows become float16 first.
         """
         if wrong:
             refuse_keywords(self.run, wrong)
         if self._plan is None:
             raise RuntimeError("run: expected a call of plan() before")
-        refuse_given(scale_q=scale_q, scale_k=scale_k, scale_v=scale_v)
         for name, tensor, shape in (("q", q, self._shape[0]), ("k", k, self._shape[1])):
             if tuple(tensor.shape) != shape:
                 raise ValueError(f"{name}: got shape {list(tensor.shape)}; expected {list(shape)}, as planned")
+        scales = head_scales(q, k, scale_q, scale_k, scale_v)
+        q, k, v = (
+            widened(rows, scale) if rows.element_size() == 1 else rows
+            for rows, scale in zip((q, k, v), scales, strict=True)
+        )
         found, sums = attention(q[None], k[None], v[None], **self._plan, return_lse=True)
         return finish(found[0], sums[0].transpose(0, 1), None, out, lse, return_lse)
 
