@@ -106,7 +106,7 @@ std::string reason(const std::string& output) {
   return wrong.empty() ? output : wrong;
 }
 
-/// What is typed to have it checked.
+/// The command that checks it.
 std::string check_words(const Exercise& exercise, const fs::path& folder) {
   const std::string word(exercise.word);
   const bool usual = folder == exercise_folder(word);

@@ -27,7 +27,7 @@ Problem problem_for_cpu(const Arguments& arguments) {
   return problem;
 }
 
-/// What the threads that the kernel uses could multiply and add at most.
+/// The most multiply-adds that the kernel's threads can do.
 struct CorePeaks {
   double one = 0, all = 0;
 

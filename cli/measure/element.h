@@ -35,7 +35,7 @@ inline float from_float16(std::uint16_t bits) {
   return (bits & 0x8000) ? -magnitude : magnitude;
 }
 
-/// What an 8-bit code is worth.
+/// The value of an 8-bit code.
 inline float from_code(Dtype dtype, std::uint8_t code) {
   if (dtype == Dtype::int8) return static_cast<std::int8_t>(code);
   if (dtype == Dtype::float8_e5m2) return from_float16(static_cast<std::uint16_t>(code << 8));

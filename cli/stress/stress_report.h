@@ -41,7 +41,7 @@ struct StressReport {
   bool cut_off = false;      ///< by the time limit, while a part of the work was still under way
   std::vector<Difference> differences{};
 
-  /// Of a kernel that was named: it has shown nothing.
+  /// Whether a kernel that was named has shown nothing.
   bool compared_nothing() const { return problems > 0 && calls == 0 && differences.empty(); }
 };
 

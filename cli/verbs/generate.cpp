@@ -48,7 +48,7 @@ std::string man_page() {
   return page + ".SH ENVIRONMENT\nThe variables FLASH_ATTENTION_* are listed in docs/jit.md.\n";
 }
 
-/// What may follow a flag, if that is a short list.
+/// The allowed values of a flag, if they are a short list.
 std::string_view values_of(std::string_view flag) {
   if (flag == "dtype") return "float32 float16 bfloat16";
   if (flag == "device") return "best cpu cuda emulator";

@@ -39,7 +39,7 @@ Device emulated_device(const Arguments& arguments) {
 
 int sms_of(const Device& device) { return emulator::machine_of(device.emulated_arch).num_sms; }
 
-/// What backward reads of a forward pass that nobody ran: its lse, about right, so that probabilities are.
+/// Fills in the lse that backward reads, as no forward pass was run: about right, so that probabilities are.
 void stand_in_for_forward(const Workload& work) {
   auto* lse = static_cast<float*>(work.lse.host());
   std::fill_n(lse, work.lse.bytes() / sizeof(float), std::log(static_cast<float>(work.problem.seq_kv)));

@@ -162,7 +162,7 @@ struct ProgramRows {
     }
   }
 
-  /// What row `lane` of 32 sees of 32 keys, one key a lane, by the terms from this one on.
+  /// The keys of 32, one a lane, that row `lane` of 32 sees by the terms from this one on.
   template <int term = 0>
   __device__ __forceinline__ unsigned words_of(const typename Program::Key& key, int group) const {
     if constexpr (term == Program::num_terms) {

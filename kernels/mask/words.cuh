@@ -101,7 +101,7 @@ struct WordMaker {
     return result;
   }
 
-  /// Of the rows from `first` on; `own` is row number `lane` of them.
+  /// The words of the rows from `first` on; `own` is row number `lane` of them.
   __device__ __forceinline__ Words words(const Keys& known, const Row& own, int first) const {
     return features.mask && !known.aligned ? words_of<false>(known, own, first) : words_of<true>(known, own, first);
   }

@@ -15,7 +15,7 @@
 
 namespace flash_attention::tile {
 
-/// What the numbers of the pairs are multiplied by to be those of K or V.
+/// The factor by which numbers of pairs become those of K or V.
 template <Type code>
 constexpr float group_factor = code == Type::nvfp4 ? 256.0f : 1.0f;
 

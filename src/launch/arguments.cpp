@@ -44,7 +44,7 @@ void set_lists(const Problem& p, const Buffers& b, abi::AttentionArgs& args) {
   args.list_block_kv = static_cast<int>(p.key_list.block_kv);
 }
 
-/// Of a plan that stacks heads: what kernels count as queries are rows, and as heads stacks (args.h).
+/// If a plan stacks heads, kernels count rows as queries, and stacks as heads (args.h).
 void stack_heads(const Plan& plan, abi::AttentionArgs& args) {
   const auto rows_of_query = [](const Launch& launch) {
     const abi::Features* const features = plan::features_of(launch);

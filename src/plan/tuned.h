@@ -67,7 +67,7 @@ class Tuned {
 
   /// The choice for a normalised problem; null if there is none. Problems whose bits must not depend on it have none.
   const TunedChoice* find(const Problem& normalised, Pass pass) const;
-  /// Of a kernel's self-test; null if there was none.
+  /// The verdict of a kernel's self-test; null if there was none.
   const Verdict* verdict(std::string_view kernel, Pass pass) const;
 
   std::vector<Entry> entries() const;  // in no order

@@ -30,7 +30,7 @@ float real_at(const void* data, Element element, std::int64_t index) {
   return element == Element::float16 ? support::float_of_fp16(bits) : support::float_of_bf16(bits);
 }
 
-/// Of some elements, each read as T, in four chains that do not wait for each other.
+/// The range of some elements, each read as T, by four chains that do not wait for each other.
 template <class T>
 Range ints_in(const void* data, std::int64_t place, std::int64_t count) {
   constexpr int chains = 4;

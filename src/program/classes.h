@@ -16,7 +16,7 @@ struct Area {
   std::int64_t b_begin, b_end, h_begin, h_end, i_begin, i_end, j_begin, j_end;
 };
 
-/// What a node gives over an area.
+/// The values of a node over an area.
 struct Range {
   abi::interval::Ints ints{0, 0};
   abi::interval::Reals reals{0, 0, false};
@@ -33,7 +33,7 @@ class Classes {
   /// The range of each node over an area; `into` is as long as there are nodes.
   void ranges(const Area& area, std::vector<Range>& into) const;
 
-  /// Of a boolean node. Where remainders go round inside of the area, its pieces are looked at.
+  /// The values of a boolean node. If remainders start again inside of the area, its pieces are examined.
   abi::interval::Bools of(int node, const Area& area) const;
 
   const std::vector<Node>& nodes() const { return nodes_; }

@@ -100,7 +100,7 @@ class Derivation {
     return add({.op = Op::where, .type = Type::real, .args = {condition, yes, no, -1}});
   }
   int sign(int x) { return choose(Op::gt, x, number(0), number(1), choose(Op::lt, x, number(0), number(-1), number(0))); }
-  /// What the first argument of min or max gets: nothing, half if both are equal, else all (also beside NaN, as in torch).
+  /// The share of the first argument of min or max: none, half if both are equal, else all (also beside NaN, as in torch).
   int share(int slope, Op loses, int x, int y) {
     if (slope == zero) return zero;
     return choose(loses, x, y, number(0), choose(Op::eq, x, y, number(0.5f), number(1)));

@@ -9,7 +9,7 @@
 /// Values of a program as expressions of its CUDA source.
 namespace flash_attention::program {
 
-/// What a node is called.
+/// The name of a node.
 using NodeName = std::function<std::string(int)>;
 
 /// "v3".

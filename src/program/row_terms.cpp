@@ -7,7 +7,7 @@
 namespace flash_attention::program {
 namespace {
 
-/// What must all be true of a pair. What is known of a row or a key alone is not taken apart.
+/// Adds the conditions that must all hold for a pair. One that depends only on the row or on the key is not divided.
 void add_conjuncts(const std::vector<Node>& nodes, const std::vector<Stage>& stages, int root, std::vector<int>& found) {
   const Node& node = nodes[static_cast<std::size_t>(root)];
   if (node.op != Op::logical_and || node.type != Type::boolean || stages[static_cast<std::size_t>(root)] != Stage::pair) {

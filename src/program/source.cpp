@@ -167,7 +167,7 @@ class Writer {
     return text;
   }
 
-  /// What a row or a key is given to all of its pairs. Its index comes in two parts: the second is a literal where loops
+  /// The data that a row or a key has for all of its pairs. Its index is in two parts: the second is a literal where loops
   /// are unrolled.
   std::string stage_function(const char* what, const char* index, Stage stage) const {
     const std::string type = std::string(what).substr(0, 3);

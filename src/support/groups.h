@@ -22,7 +22,7 @@ inline float float_of_code(Dtype dtype, unsigned code) {
   return (code & 8u) != 0 ? -e2m1[code & 7u] : e2m1[code & 7u];
 }
 
-/// Of column `column` of a row.
+/// The code of column `column` of a row.
 inline unsigned code_at(const std::uint8_t* row, std::int64_t column) {
   return static_cast<unsigned>(row[column / 2]) >> column % 2 * 4 & 15u;
 }

@@ -62,7 +62,7 @@ inline void convert_codes(Dtype code, const std::uint8_t* from, int columns, typ
   });
 }
 
-/// What the 16 codes of a group of 4 bits are worth, as T.
+/// The values of the 16 codes of a group of 4 bits, as T.
 template <class T>
 struct GroupValues {
   alignas(64) typename T::Stored of_code[16];
@@ -118,7 +118,7 @@ inline void convert_groups(const Call& call, const GroupView& groups, std::int64
   }
 }
 
-/// Of key j, whatever the codes are.
+/// Converts the row of key j, from codes of any kind.
 template <class T>
 inline void convert_key(const Call& call, const RowBlock& block, const TensorView& tensor, std::int64_t j, int columns,
                         typename T::Stored* to) {

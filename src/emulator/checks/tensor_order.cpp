@@ -34,7 +34,7 @@ bool TensorOrder::is_known(const TensorTouch& touch, const Warp& warp) const {
   return std::all_of(warp.lanes.begin(), warp.lanes.end(), [&](const Thread* lane) { return is_known(touch, *lane); });
 }
 
-/// What is wrong if the viewer does not know of the touch.
+/// The error if the viewer does not know of the touch; empty if it does.
 template <class Viewer>
 std::string TensorOrder::require(const TensorTouch& touch, const Viewer& viewer, const char* doing, unsigned quarter,
                                  unsigned column) const {

@@ -103,7 +103,7 @@ void perform(WarpOp op, void* const* operands, int lanes) {
   }
 }
 
-/// What the warp did together counts for the lane that came last.
+/// Counts what the warp did together, for the lane that arrived last.
 void record(Recorder& recorder, const Thread& thread, WarpOp op, const void* operand) {
   recorder.meet(thread);
   Work& work = recorder.work(thread);

@@ -58,7 +58,7 @@ struct TensorMemory {
   bool holds(unsigned column, unsigned count) const;  ///< they are allocated
 };
 
-/// What the block should not have left when it ended; empty if nothing.
+/// An error about what the block left when it ended; empty if it left nothing.
 std::string what_is_left(const TensorMemory& tensor);
 
 }  // namespace flash_attention::emulator

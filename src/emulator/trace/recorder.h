@@ -24,7 +24,7 @@ class Recorder {
   void cluster_barrier(const Thread& thread, std::uint32_t generation, bool wait);
   void mbarrier_wait(const Thread& thread, std::uint32_t offset);
   void phase_completed(std::uint32_t offset) { ++phases_[offset]; }
-  /// Of the phase that this mbarrier is in now.
+  /// The number of the phase that this mbarrier is in now.
   std::int64_t phase(std::uint32_t offset) const;
   /// Everything else. Numbers of groups and waits are counted here if `counted`.
   void add(const Thread& thread, Event event, bool counted = false);
@@ -55,7 +55,7 @@ class Recorder {
   Arithmetic total_{};
 };
 
-/// What launches are recorded now; empty: none.
+/// Which launches are recorded now; empty: none.
 std::optional<RecordRequest> recording();
 void keep_record(LaunchRecord record);
 

@@ -122,7 +122,7 @@ class Layout {
     }
   }
 
-  /// What an event contributes to, besides products.
+  /// Calls visit for each gate, other than products, to which an event contributes.
   template <typename Visit>
   void for_each_gate(const WarpState& warp, const Event& event, Visit visit) const {
     switch (event.kind) {
@@ -445,7 +445,7 @@ constexpr Machine h200{.name = "H200",
                        .mbarrier_latency = 59,
                        .launch_s = 2.85e-6};
 
-/// Of products on tensor cores.
+/// The operations of products on tensor cores.
 double flops_of(const BlockRecord& block) {
   double flops = 0;
   for (std::size_t w = 0; w < block.warps.size(); ++w) {

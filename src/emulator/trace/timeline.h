@@ -100,7 +100,7 @@ struct Prediction {
   std::string bound;        ///< what decides: a unit, "latency", "power" or "memory"
 };
 
-/// Of one launch whose recorded clusters stand for all.
+/// The prediction for one launch; its recorded clusters are representative of all.
 Prediction predict(const LaunchRecord& launch, const Machine& machine);
 
 }  // namespace flash_attention::emulator

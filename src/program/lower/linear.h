@@ -15,7 +15,7 @@ struct Linear {
 
 using Linears = std::vector<std::optional<Linear>>;
 
-/// Of each node that is such an int, with factors of -1, 0 or 1.
+/// The form of each node that is such an int, with factors of -1, 0 or 1.
 Linears linears_of(const std::vector<Node>& nodes);
 
 }  // namespace flash_attention::program

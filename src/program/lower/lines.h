@@ -9,7 +9,7 @@ namespace flash_attention::program {
 /// The lines of a program's text.
 std::vector<std::string_view> lines_of(std::string_view text);
 
-/// What a line gives a value to: its first word.
+/// The name that a line gives a value to: its first word.
 std::string_view name_of_line(std::string_view line);
 
 /// The text without the line of that name. It is not printed anew from nodes: lines before that one keep their numbers,

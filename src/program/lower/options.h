@@ -7,7 +7,7 @@
 
 namespace flash_attention::program {
 
-/// What the score of a program is in terms of options: a soft cap, ALiBi, or ALiBi of a capped score.
+/// The score of a program as options: a soft cap, ALiBi, or ALiBi of a capped score.
 struct OptionsOfProgram {
   float softcap = 0;      // 0: none
   int slopes = -1;        // the tensor of ALiBi's slopes, float32; -1: none
@@ -17,7 +17,7 @@ struct OptionsOfProgram {
   std::string rest;  // the text without the score; empty: nothing is left
 };
 
-/// Nothing where the score is something else. Kernels know options better than programs: one is not compiled, and scores
+/// Nothing if the score is something else. Options are faster than programs: no kernel is compiled for them, and scores
 /// take fewer instructions.
 std::optional<OptionsOfProgram> take_options(std::string_view text);
 
