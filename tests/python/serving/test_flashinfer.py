@@ -344,11 +344,12 @@ def test_a_fixed_split_size_fixes_the_bits_of_a_row(kind, device, monkeypatch):
             wrapper.plan(torch.arange(count + 1, dtype=torch.int32, device=device), *given, 4, 2, 32, 16, **options)
         return wrapper.run(q[:count], cache, return_lse=True)
 
-    both, alone = run(2, fixed_split_size=64), run(1, fixed_split_size=64)
-    assert torch.equal(both[0][:1], alone[0]) and torch.equal(both[1][:1], alone[1])
-    check(both, q.split(1), rows)
+    for asking in ({"fixed_split_size": 64}, {"disable_split_kv": True}):
+        both, alone = run(2, **asking), run(1, **asking)
+        assert torch.equal(both[0][:1], alone[0]) and torch.equal(both[1][:1], alone[1])
+        check(both, q.split(1), rows)
     run(1)
-    assert asked == [True, True, None]  # None: as the environment says
+    assert asked == [True, True, True, True, None]  # None: as the environment says
 
 
 def test_lse_is_written_where_it_is_given(device):

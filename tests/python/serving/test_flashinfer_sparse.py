@@ -2,6 +2,7 @@
 
 import math
 
+import numpy
 import pytest
 import torch
 from flash_attention import flashinfer
@@ -68,6 +69,29 @@ def test_blocks_in_the_old_order(device):
             wrapper.forward(*given, pos_encoding_mode="ALIBI")
 
 
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_mask_within_blocks(packed, device):
+    """Of a row that sees no block, of a block of which nothing is seen, of blocks in no order and one past the end."""
+    torch.manual_seed(4)
+    starts, blocks = torch.tensor([0, 3, 3, 5]).int(), torch.tensor([4, 0, 2, 1, 9]).int()
+    parts = torch.rand(5, 6, 8) < 0.4
+    parts[2] = False
+    q, k, v = torch.randn(18, 4, 16), torch.randn(40, 2, 16), torch.randn(40, 2, 16)
+    k[24:32] = v[24:32] = torch.nan  # in no list
+    bits = torch.from_numpy(numpy.packbits(parts.flatten().numpy(), bitorder="little")).to(device)
+    given = {"packed_mask": bits, "mask": torch.ones(1)} if packed else {"mask": parts.to(device)}
+    wrapper = BlockSparseAttentionWrapper(torch.empty(1, device=device))
+    wrapper.plan(starts.to(device), blocks.to(device), 18, 40, 6, 8, 4, 2, 16, **given)
+    out, lse = wrapper.run(q.to(device), k.to(device), v.to(device), return_lse=True)
+    mask = torch.zeros(18, 40, dtype=torch.bool)
+    for part, row, block in zip(parts, (0, 0, 0, 2, 2), (4, 0, 2, 1, 9), strict=True):
+        if block < 5:
+            mask[row * 6 : row * 6 + 6, block * 8 : block * 8 + 8] = part
+    want, want_lse = want_of(q, k.nan_to_num(), v.nan_to_num(), mask[None].expand(4, -1, -1))
+    torch.testing.assert_close(out.cpu().double(), want, atol=2e-5, rtol=2e-5)
+    torch.testing.assert_close(lse.cpu().double(), want_lse, atol=2e-5, rtol=2e-5)
+
+
 def test_blocks_of_different_sizes(device):
     torch.manual_seed(3)
     seen = torch.rand(2, 5, 4) < 0.5
@@ -97,8 +121,10 @@ def test_refusals():
     }.items():
         with pytest.raises(ValueError, match=f"^{name}: "):
             wrapper.plan(*call, 1, 1, 8)
-    with pytest.raises(NotImplementedError, match=r"^mask: "):
-        wrapper.plan(starts, blocks, 8, 4, 4, 4, 1, 1, 8, mask=torch.ones(2, 4, 4))
+    with pytest.raises(ValueError, match=r"^mask: got shape \[2, 4, 3\]; expected \[2, 4, 4\]"):
+        wrapper.plan(starts, blocks, 8, 4, 4, 4, 1, 1, 8, mask=torch.ones(2, 4, 3))
+    with pytest.raises(ValueError, match=r"^packed_mask: has 24 bits; expected at least 32"):
+        wrapper.plan(starts, blocks, 8, 4, 4, 4, 1, 1, 8, packed_mask=torch.ones(3, dtype=torch.uint8))
     with pytest.raises(NotImplementedError, match=r"^pos_encoding_mode: "):
         wrapper.plan(starts, blocks, 8, 4, 4, 4, 1, 1, 8, pos_encoding_mode="ALIBI")
     wrapper.plan(starts, blocks, 8, 4, 4, 4, 1, 1, 8)

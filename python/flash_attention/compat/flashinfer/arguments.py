@@ -74,6 +74,11 @@ def refuse_given(**options):
             raise NotImplementedError(f"{name}: got a value; only None is supported")
 
 
+def asks_for_invariant(fixed_split_size, disable_split_kv):
+    """For attention(): both are FlashInfer's ways to bits that do not depend on the batch. None follows the environment."""
+    return True if fixed_split_size is not None or disable_split_kv else None
+
+
 def scale_of(head_dim, sm_scale, q_scale=None, k_scale=None):
     scale = head_dim**-0.5 if sm_scale is None else sm_scale
     for name, factor in (("q_scale", q_scale), ("k_scale", k_scale)):

@@ -11,6 +11,7 @@ from flash_attention.arguments.keywords import advice, refuse_keywords
 from flash_attention.arguments.names import Renamed
 from flash_attention.compat.flashinfer.arguments import (
     NAMES,
+    asks_for_invariant,
     check_heads,
     columns_of,
     direct,
@@ -157,8 +158,8 @@ class BatchDecodeWithPagedKVCacheWrapper:
 
         Tables on the host are checked and copied; those on the GPU are not read. pos_encoding_mode is "NONE", "ALIBI",
         or "ROPE_LLAMA" with rope_scale and rope_theta, which makes a rotated copy of the keys in each run. If block_tables
-        and seq_lens are given, they replace the tables. fixed_split_size: with any number the bits of a row do not depend
-        on the batch. window_left, window_right, logits_soft_cap, sm_scale and q_len_per_req are
+        and seq_lens are given, they replace the tables. fixed_split_size, disable_split_kv: with any number, or True, the
+        bits of a row do not depend on the batch. window_left, window_right, logits_soft_cap, sm_scale and q_len_per_req are
         those of FlashInfer; data types and non_blocking have no effect.
         """
         options = _options(positional, keywords)
@@ -224,7 +225,7 @@ class BatchDecodeWithPagedKVCacheWrapper:
                 scale=scale_of(head_dim, options["sm_scale"], q_scale, k_scale),
                 softcap=options["logits_soft_cap"] or 0.0,
                 window=(options["window_left"] if window_left is None else window_left, options["window_right"]),
-                invariant=True if options["fixed_split_size"] is not None else None,
+                invariant=asks_for_invariant(options["fixed_split_size"], options["disable_split_kv"]),
                 return_lse=with_lse,
                 out=None if place is None else place.unflatten(0, (-1, tokens)),
                 **(four_bits or {}),

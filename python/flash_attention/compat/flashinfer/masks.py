@@ -9,12 +9,12 @@ from flash_attention.arguments.tables import check_integers
 from flash_attention.masks import BitMask
 
 
-def unpacked(bits, count):
+def unpacked(bits, count, name="packed_custom_mask"):
     """bool [count] from bytes, the lowest bit first."""
     if bits.dtype != torch.uint8 or bits.dim() != 1:
-        raise TypeError(f"packed_custom_mask: got {bits.dtype} {list(bits.shape)}; expected uint8 [bytes]")
+        raise TypeError(f"{name}: got {bits.dtype} {list(bits.shape)}; expected uint8 [bytes]")
     if bits.numel() * 8 < count:
-        raise ValueError(f"packed_custom_mask: has {bits.numel() * 8} bits; expected at least {count}")
+        raise ValueError(f"{name}: has {bits.numel() * 8} bits; expected at least {count}")
     shift = torch.arange(8, dtype=torch.uint8, device=bits.device)
     return ((bits[:, None] >> shift) & 1).bool().flatten()[:count]
 

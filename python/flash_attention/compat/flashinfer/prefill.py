@@ -12,6 +12,7 @@ from flash_attention.arguments.names import Renamed
 from flash_attention.arguments.tables import check_starts
 from flash_attention.compat.flashinfer.arguments import (
     NAMES,
+    asks_for_invariant,
     check_heads,
     columns_of,
     direct,
@@ -215,8 +216,8 @@ class BatchPrefillWithPagedKVCacheWrapper:
 
         causal: the last query sees the last key. custom_mask: bool, [queries x keys] of each sequence end to end (or packed
         bits, each sequence from a new byte); it replaces causal. prefix_len_ptr and token_pos_in_items_ptr: several items
-        follow one prefix, and each sees the prefix and itself. fixed_split_size: with any number the bits of a row do not
-        depend on the batch.
+        follow one prefix, and each sees the prefix and itself. fixed_split_size, disable_split_kv: with any
+        number, or True, the bits of a row do not depend on the batch.
         """
         items = Items.of(prefix_len_ptr, token_pos_in_items_ptr, token_pos_in_items_len)
         masked = custom_mask is not None or packed_custom_mask is not None
@@ -243,7 +244,8 @@ class BatchPrefillWithPagedKVCacheWrapper:
             width = self._tables.table.shape[1] * page_size
             self._mask = items.mask(starts, self._tables.lengths, width)
             most = self._mask.shape[2]
-        self._starts, self._most, self._invariant = starts, most, True if fixed_split_size is not None else None
+        self._starts, self._most = starts, most
+        self._invariant = asks_for_invariant(fixed_split_size, disable_split_kv)
         self._heads = (num_qo_heads, num_kv_heads, head_dim_qk)
         self._masked = masked or self._mask is not None
         self._options = {

@@ -11,6 +11,7 @@ from flash_attention.arguments.names import Renamed
 from flash_attention.arguments.tables import check_starts
 from flash_attention.compat.flashinfer.arguments import (
     NAMES,
+    asks_for_invariant,
     check_heads,
     check_layout,
     finish,
@@ -102,7 +103,7 @@ class BatchPrefillWithRaggedKVCacheWrapper:
     ) -> None:
         """Sequence b has the queries qo_indptr[b] : qo_indptr[b + 1] and the keys kv_indptr[b] : kv_indptr[b + 1].
 
-        causal, custom_mask, fixed_split_size and the arguments of items are those of
+        causal, custom_mask, fixed_split_size, disable_split_kv and the arguments of items are those of
         BatchPrefillWithPagedKVCacheWrapper.plan().
         """
         refuse_given(v_indptr=v_indptr, o_indptr=o_indptr)
@@ -143,7 +144,7 @@ class BatchPrefillWithRaggedKVCacheWrapper:
             "sm_scale": sm_scale,
             "window_left": window_left,
             "logits_soft_cap": logits_soft_cap,
-            "invariant": True if fixed_split_size is not None else None,
+            "invariant": asks_for_invariant(fixed_split_size, disable_split_kv),
         }
         self._out_dtype = dtype_of("o_data_type", o_data_type)
 

@@ -8,12 +8,22 @@ from torch import Tensor
 from flash_attention import attention
 from flash_attention.arguments.keywords import refuse_keywords
 from flash_attention.compat.flashinfer.arguments import finish, refuse_given, scale_of
+from flash_attention.compat.flashinfer.masks import unpacked
 from flash_attention.compat.flashinfer.narrow import head_scales, widened
 
 
 def _check_positions(mode):
     if mode != "NONE":
         raise NotImplementedError(f"pos_encoding_mode: got {mode!r}; only 'NONE' is supported over blocks")
+
+
+def _blocks_of_mask(mask, packed_mask, count, R, C):
+    """Bool [count, R, C] of a mask or of its bits; if both are given, of the bits, as FlashInfer takes them."""
+    if packed_mask is not None:
+        return unpacked(packed_mask, count * R * C, "packed_mask").view(count, R, C)
+    if tuple(mask.shape) != (count, R, C):
+        raise ValueError(f"mask: got shape {list(mask.shape)}; expected {[count, R, C]}, a part for each block")
+    return mask.bool()
 
 
 def _replan(wrapper, q, pos_encoding_mode, logits_soft_cap, sm_scale):
@@ -72,11 +82,12 @@ class BlockSparseAttentionWrapper:
         **wrong: NoReturn,
     ) -> None:
         """indptr int32 [M / R + 1] and indices int32 [number of blocks]: row r of blocks of queries sees the blocks of keys
-        indices[indptr[r] : indptr[r + 1]], the same for all heads.
+        indices[indptr[r] : indptr[r + 1]], the same for all heads. mask: bool [number of blocks, R, C], what is seen of
+        each block, or packed_mask, its bits in bytes, the lowest first; they become a mask of M x N bytes.
         """
         if wrong:
             refuse_keywords(self.plan, wrong)
-        refuse_given(mask=mask, packed_mask=packed_mask, block_mask=block_mask, kv_block_lens=kv_block_lens)
+        refuse_given(block_mask=block_mask, kv_block_lens=kv_block_lens)
         refuse_given(q2k_indices=q2k_indices, q2k_num=q2k_num, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale)
         _check_positions(pos_encoding_mode)
         for name, size, block in (("R", M, R), ("C", N, C)):
@@ -103,6 +114,14 @@ class BlockSparseAttentionWrapper:
             "softcap": logits_soft_cap or 0.0,
             "scale": scale_of(head_dim, sm_scale, None, None),
         }
+        if mask is not None or packed_mask is not None:
+            seen = _blocks_of_mask(mask, packed_mask, int(starts[-1]), R, C).to(self.device)
+            of_row = torch.repeat_interleave(torch.arange(rows), lengths).to(self.device)
+            whole = torch.zeros(rows, N // C, R, C, dtype=torch.bool, device=self.device)
+            blocks = named[: len(of_row)].long()
+            inside = (blocks >= 0) & (blocks < N // C)
+            whole[of_row[inside], blocks[inside]] = seen[inside]
+            self._plan["mask"] = whole.transpose(1, 2).reshape(1, 1, M, N)
         self._shape = ((M, num_qo_heads, head_dim), (N, num_kv_heads, head_dim))
 
     begin_forward = plan
