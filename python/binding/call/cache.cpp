@@ -114,7 +114,7 @@ void Call::read_scales(const Slots& tensors) {
   buffers.v_scale = read(v_scale, problem.v_scale_strides);
 }
 
-/// Reads the numbers that belong to 4 bits: scales of groups, zeros in the same strides (int4), a scale of the tensor (nvfp4).
+/// For K and V of 4 bits: scales of groups, zeros with the same strides (int4), and one number for the tensor (nvfp4).
 void Call::read_groups(const Slots& tensors) {
   const bool packed = problem.packed && problem.page_size == 0;
   const int rank = packed ? 3 : 4, heads_axis = packed || seq_axis_ == 2 ? 1 : 2, rows_axis = packed ? 0 : 3 - heads_axis;
