@@ -107,6 +107,13 @@ def read_record(path: Path) -> tuple[str, dict[str, list[str]]]:
     return compiler, {line.split("\t")[0]: line.split("\t")[1:] for line in lines if not line.startswith("#")}
 
 
+def merged(recorded: dict[str, list[str]], now: dict[str, list[str]], listed: set[str]) -> dict[str, list[str]]:
+    """The record with the new lines, without places that the listed tests do not have any more."""
+    tests = {place.split("#")[0] for place in listed}
+    kept = {place: columns for place, columns in recorded.items() if place in listed or place.split("#")[0] not in tests}
+    return kept | now
+
+
 def report(recorded: dict[str, list[str]], now: dict[str, list[str]]) -> tuple[list[str], bool]:
     """Lines for people, and whether all that both have is equal."""
     changed, moved, unknown, equal = [], [], [], 0
@@ -141,7 +148,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         wanted = re.compile(arguments.only)
-        kernels = [k for k in run_tests(tests, "^$", arguments.program, folder) if wanted.search(k.name)]
+        listed = run_tests(tests, "^$", arguments.program, folder)
+        kernels = [k for k in listed if wanted.search(k.name)]
         if arguments.verb == "list":
             print("\n".join(f"{kernel.place}  {kernel.name}" for kernel in kernels))
             return 0
@@ -173,7 +181,7 @@ def main() -> int:
         before = recorded.get(place)
         if before and float(columns[4]) == 0:
             columns[4] = before[4]  # it came from the cache
-    recorded |= now
+    recorded = merged(recorded, now, {kernel.place for kernel in listed})
     header = [
         f"# {compiler or compilers.pop()}",
         "# place, machine code, registers, spilled bytes, wgmma warnings, seconds, kernel",

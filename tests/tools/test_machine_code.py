@@ -71,6 +71,11 @@ def test_a_line_says_which_kernel_it_is_without_its_configuration():
     assert kernel.line("cafe").split("\t") == ["A.B#0.1", "cafe", "168", "0", "0", "1.2", "backward/sm90 sm_90a Config"]
 
 
+def test_a_record_forgets_places_that_a_test_has_no_more():
+    old = {place: [code] for place, code in {"A.B#0.0": "a", "A.B#7.0": "b", "C.D#0.0": "c"}.items()}
+    assert machine_code.merged(old, {"A.B#0.0": ["x"]}, {"A.B#0.0", "A.B#1.0"}) == {"A.B#0.0": ["x"], "C.D#0.0": ["c"]}
+
+
 def test_equal_changed_and_unknown_kernels_are_told_apart():
     old = {"A.B#0.0": ["aa", "168", "0", "0", "1.0", "k"], "A.B#0.1": ["bb", "168", "0", "0", "1.0", "k"]}
     lines, same = machine_code.report(old, old)
