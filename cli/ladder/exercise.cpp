@@ -48,7 +48,7 @@ constexpr std::array exercises = {
              "    load_keys(kv_begin + block_kv);  // past the last tile: zeros that are not read\n"
              "    ptx::copy_async_wait<2>();",
              "copy_async_wait<N> waits until at most N groups of copies are on their way. How many may be?"},
-    Exercise{"10", "if (!score.template all_visible<block_q, block_kv>(q_begin, kv_begin)) {",
+    Exercise{"10", "if (!sight.template all_visible<block_q, block_kv>(q_begin, kv_begin)) {",
              "if (kv_begin + block_kv > args.seq_kv) {",
              "Which tiles need a look at single scores: those at the end of the keys alone?"},
     Exercise{"13", "ptx::mbarrier_init(storage.K_empty[stage], Kernel::warpgroups);",

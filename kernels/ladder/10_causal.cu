@@ -1,16 +1,16 @@
 #pragma once
 
 // The idea:  a tile that no query of the block sees is not touched, and only tiles that the mask cuts are masked.
-// From 09:   tile::Score knows which tiles a block sees and whether all of one is visible; the loop and the mask ask it.
+// From 09:   tile::Visibility knows which tiles a block sees and whether it sees all of one; the loop and the mask use it.
 // It buys:   half of the work under a causal mask, and a loop without tests.
 // The limit: one warp's softmax runs between its products: tensor cores idle meanwhile. Hopper's rungs go on from here.
 
 #include "ptx/memory.cuh"
 #include "tile/copy.cuh"
 #include "tile/mma.cuh"
-#include "tile/score.cuh"
 #include "tile/softmax.cuh"
 #include "tile/swizzle.cuh"
+#include "tile/visibility.cuh"
 
 namespace flash_attention {
 
@@ -52,9 +52,9 @@ __device__ __forceinline__ void attention(const AttentionArgs& args) {
   float O[1][dim / 8][4]{};
   // exp(x) is 2^(x log2 e): the hardware has 2^x, and the factor is folded into the scale.
   const float scale_log2 = args.scale * tile::log2_e;
-  const tile::Score<features> score(args, sequence, block.head_idx);
+  const tile::Visibility<features> sight(args, sequence, block.head_idx);
   // Tiles of keys that some query of the block sees.
-  const auto tiles = score.template key_tiles<block_q, block_kv>(q_begin);
+  const auto tiles = sight.template key_tiles<block_q, block_kv>(q_begin);
   /// K and V of a tile.
   const auto load_keys = [&](int kv_begin) {
     const unsigned stage = kv_begin / block_kv % config.num_stages * sizeof(KVTile);
@@ -93,13 +93,13 @@ __device__ __forceinline__ void attention(const AttentionArgs& args) {
         [&](unsigned(&B)[4], int n, int step) {
           ptx::ldmatrix_x4(B, KVTile::step(tile::b_transposed_address<KVTile>(K_smem + stage, 16 * n, lane), 2 * step));
         });
-    if (!score.template all_visible<block_q, block_kv>(q_begin, kv_begin)) {
+    if (!sight.template all_visible<block_q, block_kv>(q_begin, kv_begin)) {
 #pragma unroll
       for (int n = 0; n < block_kv / 8; ++n) {
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
           const int i = q_begin + warp_row + place.row + 8 * (e / 2), j = kv_begin + 8 * n + place.column + e % 2;
-          if (!score.visible(i, j)) S[0][n][e] = -tile::infinity;
+          if (!sight.visible(i, j)) S[0][n][e] = -tile::infinity;
         }
       }
     }

@@ -8,9 +8,9 @@
 #include "ptx/memory.cuh"
 #include "tile/copy.cuh"
 #include "tile/mma.cuh"
-#include "tile/score.cuh"
 #include "tile/softmax.cuh"
 #include "tile/swizzle.cuh"
+#include "tile/visibility.cuh"
 
 namespace flash_attention {
 
@@ -57,9 +57,9 @@ __device__ __forceinline__ void attention(const AttentionArgs& args) {
   float O[1][dim / 8][4]{};
   // exp(x) is 2^(x log2 e): the hardware has 2^x, and the factor is folded into the scale.
   const float scale_log2 = args.scale * tile::log2_e;
-  const tile::Score<features> score(args, sequence, block.head_idx);
+  const tile::Visibility<features> sight(args, sequence, block.head_idx);
   // Tiles of keys that some query of the block sees.
-  const auto tiles = score.template key_tiles<block_q, block_kv>(q_begin);
+  const auto tiles = sight.template key_tiles<block_q, block_kv>(q_begin);
 
   // -- loads: every thread copies its share ----------------------------------------------------------------------------
 
@@ -121,12 +121,12 @@ __device__ __forceinline__ void attention(const AttentionArgs& args) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int i = q_begin + warp_row + place.row + 8 * half;
-      const tile::KeyRange range = score.keys_of(i);
+      const tile::KeyRange range = sight.keys_of(i);
 #pragma unroll
       for (int n = 0; n < block_kv / 8; ++n) {
 #pragma unroll
         for (int e = 2 * half; e < 2 * half + 2; ++e) {
-          if (!score.visible(range, i, kv_begin + 8 * n + place.column + e % 2)) S[0][n][e] = -tile::infinity;
+          if (!sight.visible(range, i, kv_begin + 8 * n + place.column + e % 2)) S[0][n][e] = -tile::infinity;
         }
       }
     }
@@ -134,7 +134,7 @@ __device__ __forceinline__ void attention(const AttentionArgs& args) {
 
   /// S becomes P; O must be multiplied by `rescale`.
   const auto softmax = [&](Scores& S, int kv_begin, float(&rescale)[2]) {
-    if (!score.template all_visible<block_q, block_kv>(q_begin, kv_begin)) mask(S, kv_begin);
+    if (!sight.template all_visible<block_q, block_kv>(q_begin, kv_begin)) mask(S, kv_begin);
     rows.update(S[0], scale_log2, rescale);
   };
   /// O was summed relative to the old maximum.

@@ -11,8 +11,8 @@
 #include "ptx/tma.cuh"
 #include "tile/copy.cuh"
 #include "tile/mma.cuh"
-#include "tile/score.cuh"
 #include "tile/softmax.cuh"
+#include "tile/visibility.cuh"
 
 namespace flash_attention {
 
@@ -53,9 +53,9 @@ struct Rung {
   const int thread = threadIdx.x % wg_threads, lane = threadIdx.x % 32;
   const int warp_row = warpgroup * wg_rows + thread / 32 * 16;
   const tile::LanePlace place{lane};
-  const tile::Score<features> score;
+  const tile::Visibility<features> sight;
   // exp(x) is 2^(x log2 e): the hardware has 2^x, and the factor is folded into the scale.
-  const float scale_log2 = score.unit_scale() * tile::log2_e;
+  const float scale_log2 = args.scale * tile::log2_e;
 
   unsigned Q[dim / 16][4];
   float O[1][dim_v / 8][4]{};
@@ -64,7 +64,7 @@ struct Rung {
 
   __device__ __forceinline__ Rung(const AttentionArgs& arguments, SharedStorage& shared, const tile::Sequence& s, int head,
                                   int first_query)
-      : args(arguments), storage(shared), sequence(s), head_idx(head), q_begin(first_query), score(arguments, s, head) {}
+      : args(arguments), storage(shared), sequence(s), head_idx(head), q_begin(first_query), sight(arguments, s, head) {}
 
   // -- loads: one thread issues, the copy engine copies ----------------------------------------------------------------
 
@@ -132,12 +132,12 @@ struct Rung {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int i = q_begin + warp_row + place.row + 8 * half;
-      const tile::KeyRange range = score.keys_of(i);
+      const tile::KeyRange range = sight.keys_of(i);
 #pragma unroll
       for (int n = 0; n < block_kv / 8; ++n) {
 #pragma unroll
         for (int e = 2 * half; e < 2 * half + 2; ++e) {
-          if (!score.visible(range, i, kv_begin + 8 * n + place.column + e % 2)) S[0][n][e] = -tile::infinity;
+          if (!sight.visible(range, i, kv_begin + 8 * n + place.column + e % 2)) S[0][n][e] = -tile::infinity;
         }
       }
     }
@@ -145,7 +145,7 @@ struct Rung {
 
   /// S becomes P; O must be multiplied by `rescale`.
   __device__ __forceinline__ void softmax(Scores& S, int kv_begin, float (&rescale)[2]) {
-    if (!score.template all_visible<block_q, block_kv>(q_begin, kv_begin)) mask(S, kv_begin);
+    if (!sight.template all_visible<block_q, block_kv>(q_begin, kv_begin)) mask(S, kv_begin);
     rows.update(S[0], scale_log2, rescale);
   }
   /// O was summed relative to the old maximum.
@@ -236,7 +236,7 @@ __device__ __forceinline__ void attention(const AttentionArgs& args) {
   // One state for each thread; registers hold it, since everything is inlined.
   Kernel kernel(args, storage, sequence, block.head_idx, q_begin);
   // Tiles of keys that some query of the block sees.
-  const auto tiles = kernel.score.template key_tiles<config.block_q, config.block_kv>(q_begin);
+  const auto tiles = kernel.sight.template key_tiles<config.block_q, config.block_kv>(q_begin);
   if (tiles.begin < tiles.end) kernel.attend(tiles);
   kernel.finish();
 }

@@ -13,8 +13,8 @@
 #include "ptx/wgmma.cuh"
 #include "tile/copy.cuh"
 #include "tile/mma.cuh"
-#include "tile/score.cuh"
 #include "tile/softmax.cuh"
+#include "tile/visibility.cuh"
 
 namespace flash_attention {
 
@@ -61,9 +61,9 @@ struct Rung {
   const int warpgroup;
   const int thread = threadIdx.x % wg_threads, lane = threadIdx.x % 32;
   const tile::LanePlace place{lane};
-  const tile::Score<features> score;
+  const tile::Visibility<features> sight;
   // exp(x) is 2^(x log2 e): the hardware has 2^x, and the factor is folded into the scale.
-  const float scale_log2 = score.unit_scale() * tile::log2_e;
+  const float scale_log2 = args.scale * tile::log2_e;
 
   float O[dim_v / 8][4]{};
   // The state of the loop: maximum and sum of two rows, and their output, in fp32.
@@ -78,7 +78,7 @@ struct Rung {
         head_idx(head),
         q_begin(first_query),
         warpgroup(place_in_block),
-        score(arguments, s, head) {}
+        sight(arguments, s, head) {}
 
   /// The row of the tile that this thread holds in the first half of each fragment. The row of the second half is 8 later.
   __device__ __forceinline__ int tile_row() const { return warpgroup * wg_rows + thread / 32 * 16 + place.row; }
@@ -166,12 +166,12 @@ struct Rung {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int i = q_begin + tile_row() + 8 * half;
-      const tile::KeyRange range = score.keys_of(i);
+      const tile::KeyRange range = sight.keys_of(i);
 #pragma unroll
       for (int n = 0; n < block_kv / 8; ++n) {
 #pragma unroll
         for (int e = 2 * half; e < 2 * half + 2; ++e) {
-          if (!score.visible(range, i, kv_begin + 8 * n + place.column + e % 2)) S[n][e] = -tile::infinity;
+          if (!sight.visible(range, i, kv_begin + 8 * n + place.column + e % 2)) S[n][e] = -tile::infinity;
         }
       }
     }
@@ -179,7 +179,7 @@ struct Rung {
 
   /// S becomes P; O must be multiplied by `rescale`.
   __device__ __forceinline__ void softmax(Scores& S, int kv_begin, float (&rescale)[2]) {
-    if (!score.template all_visible<block_q, block_kv>(q_begin, kv_begin)) mask(S, kv_begin);
+    if (!sight.template all_visible<block_q, block_kv>(q_begin, kv_begin)) mask(S, kv_begin);
     rows.update(S, scale_log2, rescale);
   }
   /// The same for a block that every query sees completely: the maximum stays. P may exceed 1, which costs no precision.
@@ -289,7 +289,7 @@ struct Rung {
   }
 
   /// Every query of the tile sees all keys of the blocks before this one. The first query sees the fewest keys.
-  __device__ __forceinline__ int interior_end() const { return tile::max(score.keys_of(q_begin).end, 0) / block_kv; }
+  __device__ __forceinline__ int interior_end() const { return tile::max(sight.keys_of(q_begin).end, 0) / block_kv; }
 
   /// Writes lse, and O through the warpgroup's own rows of shared memory.
   __device__ __forceinline__ void finish() {
@@ -349,7 +349,7 @@ __device__ __forceinline__ void attention(const AttentionArgs& args) {
   // One state for each thread; registers hold it, since everything is inlined.
   Kernel kernel(args, storage, sequence, block.head_idx, q_begin, warpgroup - 1);
   // Tiles of keys that some query of the block sees.
-  const auto tiles = kernel.score.template key_tiles<config.block_q, config.block_kv>(q_begin);
+  const auto tiles = kernel.sight.template key_tiles<config.block_q, config.block_kv>(q_begin);
   // Without the idle warps of the producer.
   constexpr int attempt_threads = Kernel::warpgroups * Kernel::wg_threads + 32;
   if (warpgroup == 0) {

@@ -14,8 +14,8 @@
 #include "ptx/wgmma.cuh"
 #include "tile/copy.cuh"
 #include "tile/mma.cuh"
-#include "tile/score.cuh"
 #include "tile/softmax.cuh"
+#include "tile/visibility.cuh"
 
 namespace flash_attention {
 
@@ -62,9 +62,9 @@ struct Rung {
   const int warpgroup;
   const int thread = threadIdx.x % wg_threads, lane = threadIdx.x % 32;
   const tile::LanePlace place{lane};
-  const tile::Score<features> score;
+  const tile::Visibility<features> sight;
   // exp(x) is 2^(x log2 e): the hardware has 2^x, and the factor is folded into the scale.
-  const float scale_log2 = score.unit_scale() * tile::log2_e;
+  const float scale_log2 = args.scale * tile::log2_e;
 
   float O[dim_v / 8][4]{};
   // The state of the loop: maximum and sum of two rows, and their output, in fp32.
@@ -80,7 +80,7 @@ struct Rung {
         head_idx(head),
         q_begin(first_query),
         warpgroup(place_in_block),
-        score(arguments, s, head),
+        sight(arguments, s, head),
         num_blocks(progress.blocks),
         num_tiles(progress.tiles) {}
 
@@ -175,12 +175,12 @@ struct Rung {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int i = q_begin + tile_row() + 8 * half;
-      const tile::KeyRange range = score.keys_of(i);
+      const tile::KeyRange range = sight.keys_of(i);
 #pragma unroll
       for (int n = 0; n < block_kv / 8; ++n) {
 #pragma unroll
         for (int e = 2 * half; e < 2 * half + 2; ++e) {
-          if (!score.visible(range, i, kv_begin + 8 * n + place.column + e % 2)) S[n][e] = -tile::infinity;
+          if (!sight.visible(range, i, kv_begin + 8 * n + place.column + e % 2)) S[n][e] = -tile::infinity;
         }
       }
     }
@@ -188,7 +188,7 @@ struct Rung {
 
   /// S becomes P; O must be multiplied by `rescale`.
   __device__ __forceinline__ void softmax(Scores& S, int kv_begin, float (&rescale)[2]) {
-    if (!score.template all_visible<block_q, block_kv>(q_begin, kv_begin)) mask(S, kv_begin);
+    if (!sight.template all_visible<block_q, block_kv>(q_begin, kv_begin)) mask(S, kv_begin);
     rows.update(S, scale_log2, rescale);
   }
   /// The same for a block that every query sees completely: the maximum stays. P may exceed 1, which costs no precision.
@@ -297,7 +297,7 @@ struct Rung {
   }
 
   /// Every query of the tile sees all keys of the blocks before this one. The first query sees the fewest keys.
-  __device__ __forceinline__ int interior_end() const { return tile::max(score.keys_of(q_begin).end, 0) / block_kv; }
+  __device__ __forceinline__ int interior_end() const { return tile::max(sight.keys_of(q_begin).end, 0) / block_kv; }
 
   /// Writes lse, and O through the warpgroup's buffer. The store is waited for when the buffer is needed again.
   __device__ __forceinline__ void finish() {
@@ -366,7 +366,7 @@ __device__ __forceinline__ void attention(const AttentionArgs& args) {
         for_each_tile<config>(args, [&](int index, int head, int batch, int q_begin) {
           if (attempt == 1 && !storage.retry[tile::min(index, Kernel::max_marks - 1)]) return;
           Kernel kernel(args, storage, tile::make_sequence<config.features>(args, batch), head, q_begin, 0, progress);
-          const auto tiles = kernel.score.template key_tiles<config.block_q, config.block_kv>(q_begin);
+          const auto tiles = kernel.sight.template key_tiles<config.block_q, config.block_kv>(q_begin);
           if (tiles.begin == tiles.end) return;
           kernel.load_Q();
           kernel.load_tiles(tiles);
@@ -388,7 +388,7 @@ __device__ __forceinline__ void attention(const AttentionArgs& args) {
         if (attempt == 1 && !ptx::shuffle(static_cast<int>(retry), 0)) return;  // the compiler knows: uniform
         Kernel kernel(args, storage, tile::make_sequence<config.features>(args, batch), head, q_begin, warpgroup - 1,
                       progress);
-        const auto tiles = kernel.score.template key_tiles<config.block_q, config.block_kv>(q_begin);
+        const auto tiles = kernel.sight.template key_tiles<config.block_q, config.block_kv>(q_begin);
         if (tiles.begin < tiles.end) kernel.attend(tiles, attempt == 0 ? kernel.interior_end() : tiles.begin);
         if (attempt == 0 && ptx::any(!kernel.sound())) retry = storage.retry_some = true;
         kernel.finish();

@@ -8,9 +8,9 @@
 #include "ptx/memory.cuh"
 #include "tile/copy.cuh"
 #include "tile/mma.cuh"
-#include "tile/score.cuh"
 #include "tile/softmax.cuh"
 #include "tile/swizzle.cuh"
+#include "tile/visibility.cuh"
 #include "tile/workspace.cuh"
 
 namespace flash_attention {
@@ -66,8 +66,8 @@ __device__ __forceinline__ void attention(const AttentionArgs& args) {
   float O[1][dim / 8][4]{};
   // exp(x) is 2^(x log2 e): the hardware has 2^x, and the factor is folded into the scale.
   const float scale_log2 = args.scale * tile::log2_e;
-  const tile::Score<features> score(args, sequence, block.head_idx);
-  auto tiles = score.template key_tiles<block_q, block_kv>(q_begin);
+  const tile::Visibility<features> sight(args, sequence, block.head_idx);
+  auto tiles = sight.template key_tiles<block_q, block_kv>(q_begin);
   // This block's part of the tiles; the last parts may be empty.
   const int share = tile::ceil_div(tiles.end - tiles.begin, args.num_splits);
   tiles.begin = tile::min(tiles.begin + split * share, tiles.end);
@@ -110,14 +110,14 @@ __device__ __forceinline__ void attention(const AttentionArgs& args) {
         [&](unsigned(&B)[4], int n, int step) {
           ptx::ldmatrix_x4(B, KVTile::step(tile::b_transposed_address<KVTile>(K_smem + stage, 16 * n, lane), 2 * step));
         });
-    if (!score.template all_visible<block_q, block_kv>(q_begin, kv_begin)) {
+    if (!sight.template all_visible<block_q, block_kv>(q_begin, kv_begin)) {
 #pragma unroll
       for (int n = 0; n < block_kv / 8; ++n) {
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
           // Elements 0 and 1 are in row g of the warp, 2 and 3 in row g + 8.
           const int i = q_begin + warp_row + place.row + 8 * (e / 2), j = kv_begin + 8 * n + place.column + e % 2;
-          if (!score.visible(i, j)) S[0][n][e] = -tile::infinity;
+          if (!sight.visible(i, j)) S[0][n][e] = -tile::infinity;
         }
       }
     }

@@ -7,7 +7,7 @@
 #include "prelude.h"
 #include "ladder/parts/half_tile.cuh"
 #include "tile/mma.cuh"
-#include "tile/score.cuh"
+#include "tile/visibility.cuh"
 #include "tile/sequence.cuh"
 // clang-format on
 
@@ -51,12 +51,12 @@ int main() {
   args.batch = args.heads_q = args.heads_kv = args.group = 1, args.scale = 1;
   args.seq_q = args.seq_kv = args.total_q = args.total_kv = block * tiles;
   const tile::Sequence sequence = tile::make_sequence<causal>(args, 0);
-  const tile::Score<causal> score(args, sequence, 0);
+  const tile::Visibility<causal> sight(args, sequence, 0);
   for (int q = 0; q < tiles; ++q) {
-    const tile::TileRange range = score.key_tiles<block, block>(q * block);
+    const tile::TileRange range = sight.key_tiles<block, block>(q * block);
     for (int k = 0; k < tiles; ++k) {
       const bool visited = k >= range.begin && k < range.end;
-      const bool whole = visited && score.all_visible<block, block>(q * block, k * block);
+      const bool whole = visited && sight.all_visible<block, block>(q * block, k * block);
       std::printf("tile %d %d %s\n", q, k, !visited ? "skipped" : whole ? "whole" : "masked");
     }
   }
