@@ -46,5 +46,43 @@ TEST(DropoutNearOne, EveryRowIsExact) {
   }
 }
 
+constexpr TileSize of_three_warpgroups{192, 64};
+
+/// The tile of long sequences: blocks that one warpgroup sees and another does not, tiles that are done again with a running
+/// maximum, tiles in which NaN must not reach other rows, both types, and rows without keys.
+TEST(DropoutOfThreeWarpgroups, KeepsTheContract) {
+  const Device device{.kind = DeviceKind::emulator, .emulated_arch = 90};
+  const Target three{.device = device, .kernel = "forward/sm90", .pass = Pass::forward, .tile = of_three_warpgroups};
+  emulator::set_num_sms(2);
+  emulator::set_seed(7);
+  Case c;
+  const auto run = [&](const char* name) {
+    c.name = name;
+    check(c, three);
+  };
+  c.problem = {.batch = 1,
+               .seq_q = 331,
+               .seq_kv = 397,
+               .heads_q = 2,
+               .heads_kv = 1,
+               .head_dim = 64,
+               .dtype = Dtype::bfloat16,
+               .causal = true};
+  c.problem.dropout_p = 0.3f;
+  run("causal");
+  c.draw = Draw::growing;
+  run("repeated");
+  c.draw = Draw::normal, c.nan_value = 211;
+  run("nan_value");
+  c.nan_value = -1, c.nan_key = 390;
+  run("nan_key");
+  c.nan_key = -1, c.problem.dtype = Dtype::float16, c.problem.head_dim_v = 40;
+  c.problem.seq_kv = 127;  // the first rows see no key
+  run("empty_rows");
+  c.problem.causal = false, c.problem.window_left = 70, c.problem.window_right = 5, c.problem.seq_kv = 331;
+  c.problem.dropout_p = 0.9f;
+  run("window");
+}
+
 }  // namespace
 }  // namespace flash_attention::testing
