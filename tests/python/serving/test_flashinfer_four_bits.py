@@ -101,12 +101,65 @@ def test_refusals():
     wrapper.plan(*tables, HEADS, HEADS_KV, DIM, 8)
     with pytest.raises(ValueError, match="kv_cache_sf: got None; keys of 4 bits"):
         wrapper.run(q, codes)
-    with pytest.raises(ValueError, match="kv_cache_sf: got scales for keys of torch.bfloat16"):
+    with pytest.raises(ValueError, match=r"kv_cache_sf: got scales for keys of torch\.bfloat16"):
         wrapper.run(q, torch.zeros(6, 2, 8, HEADS_KV, DIM, dtype=torch.bfloat16), kv_cache_sf=scales)
     with pytest.raises(ValueError, match="kv_cache_sf: got shape"):
         wrapper.run(q, codes, kv_cache_sf=scales[:, 0])
     with pytest.raises(ValueError, match="paged_kv_cache: got pages"):
         wrapper.run(q, codes[..., :16], kv_cache_sf=scales)
     wrapper.plan(*tables, HEADS, HEADS_KV, DIM, 8, pos_encoding_mode="ROPE_LLAMA")
-    with pytest.raises(NotImplementedError, match="ROPE_LLAMA.*4 bits"):
+    with pytest.raises(NotImplementedError, match=r"ROPE_LLAMA.*4 bits"):
         wrapper.run(q, codes, kv_cache_sf=scales)
+
+
+@pytest.mark.parametrize("layout", ["NHD", "HND"])
+@pytest.mark.parametrize("by_slots", [False, True])
+def test_append(layout, by_slots):
+    """Tokens in places of three pages, one of them nowhere; what was there before stays."""
+    torch.manual_seed(6)
+    k, v = (torch.randn(5, HEADS_KV, DIM).bfloat16() for _ in range(2))
+    shape = (4, 2, 8, HEADS_KV) if layout == "NHD" else (4, 2, HEADS_KV, 8)
+    codes = torch.full((*shape, DIM // 2), 0x11, dtype=torch.uint8)
+    scales = torch.full((*shape, DIM // 16), 0x38, dtype=torch.uint8).view(torch.float8_e4m3fn)
+    sizes = 0.5, torch.tensor([2.0])
+    if by_slots:
+        slots = torch.tensor([2 * 8 + 1, -1, 32, 7, 3 * 8 + 5])
+        padded = (torch.cat((x, torch.full_like(x[:2], torch.nan))) for x in (k, v))
+        flashinfer.nvfp4_quantize_append_paged_kv_cache_with_slot_mapping(*padded, slots, codes, scales, *sizes, layout)
+        places = {0: (2, 1), 3: (0, 7), 4: (3, 5)}
+    else:
+        tables = [torch.tensor(x).int() for x in ([2, 0, 3], [0, 2, 3], [3, 6])]
+        sequences, positions = torch.tensor([0, 0, -1, 0, 1]).int(), torch.tensor([1, 8, 4, 2, 5]).int()
+        given = (k, v, sequences, positions, codes, scales, *tables, *sizes, layout)
+        flashinfer.nvfp4_quantize_append_paged_kv_cache(*given)
+        places = {0: (2, 1), 1: (0, 0), 3: (2, 2), 4: (3, 5)}
+    if layout == "HND":
+        codes, scales = codes.transpose(-3, -2), scales.transpose(-3, -2)
+    untouched = torch.ones(4, 8, dtype=torch.bool)
+    for token, (page, entry) in places.items():
+        untouched[page, entry] = False
+        for part, rows, size in ((0, k, 0.5), (1, v, 2.0)):
+            row = codes[page, part, entry], scales[page, part, entry]
+            found = dequantize_cache(row[0][None], "nvfp4", row[1][None], global_scale=size, dtype=torch.float64)[0]
+            largest = rows[token].double().unflatten(-1, (-1, 16)).abs().amax(-1, keepdim=True)
+            error = (found - rows[token].double()).unflatten(-1, (-1, 16)).abs()
+            assert (error <= 0.18 * largest).all()  # half of the step from 4 to 6, and the rounding of a scale
+    assert (codes.transpose(1, 2)[untouched] == 0x11).all()
+    assert (scales.view(torch.uint8).transpose(1, 2)[untouched] == 0x38).all()
+
+
+def test_append_refuses():
+    k, slots = torch.zeros(3, HEADS_KV, DIM).bfloat16(), torch.zeros(3, dtype=torch.int32)
+    codes, scales = torch.zeros(1, 2, 8, HEADS_KV, DIM // 2).byte(), torch.zeros(1, 2, 8, HEADS_KV, DIM // 16).byte()
+    append = flashinfer.nvfp4_quantize_append_paged_kv_cache_with_slot_mapping
+    for bad in (0.0, -1.0, float("nan"), float("inf"), torch.tensor(-1.0)):
+        with pytest.raises(ValueError, match=r"v_scale: got .*positive finite global decode scale"):
+            append(k, k, slots, codes, scales, 1.0, bad)
+    with pytest.raises(ValueError, match="append_key: got 2 rows; expected at least 3"):
+        append(k[:2], k, slots, codes, scales, 1.0, 1.0)
+    with pytest.raises(ValueError, match=r"append_key: got \[3, 2, 32\]"):
+        append(k[..., :32], k, slots, codes, scales, 1.0, 1.0)
+    with pytest.raises(ValueError, match=r"paged_kv_cache: got torch\.bfloat16"):
+        append(k, k, slots, codes.bfloat16(), scales, 1.0, 1.0)
+    with pytest.raises(ValueError, match=r"slot_mapping: got torch\.float32"):
+        append(k, k, slots.float(), codes, scales, 1.0, 1.0)

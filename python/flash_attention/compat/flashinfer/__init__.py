@@ -28,6 +28,8 @@ from flash_attention.compat.flashinfer.page import (
     append_paged_mla_kv_cache,
     get_batch_indices_positions,
     get_seq_lens,
+    nvfp4_quantize_append_paged_kv_cache,
+    nvfp4_quantize_append_paged_kv_cache_with_slot_mapping,
 )
 from flash_attention.compat.flashinfer.pod import BatchPODWithPagedKVCacheWrapper, PODWithPagedKVCacheWrapper
 from flash_attention.compat.flashinfer.prefill import (
@@ -63,6 +65,8 @@ __all__ = [
     "merge_states",
     "msa_sparse_attention",
     "msa_sparse_decode_attention",
+    "nvfp4_quantize_append_paged_kv_cache",
+    "nvfp4_quantize_append_paged_kv_cache_with_slot_mapping",
     "single_decode_with_kv_cache",
     "single_prefill_with_kv_cache",
     "single_prefill_with_kv_cache_return_lse",

@@ -1,5 +1,7 @@
 """Page tables of FlashInfer: (indptr, indices, last_page_len), and writing to the pages that they name."""
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -121,18 +123,114 @@ def append_paged_mla_kv_cache(
     _append(new, pages, batch_indices, positions, kv_indices, kv_indptr, kv_last_page_len)
 
 
-def _append(new, pages, batch_indices, positions, kv_indices, kv_indptr, kv_last_page_len):
+@torch.no_grad()
+def nvfp4_quantize_append_paged_kv_cache(
+    append_key: Tensor,
+    append_value: Tensor,
+    batch_indices: Tensor,
+    positions: Tensor,
+    paged_kv_cache: Tensor | tuple[Tensor, Tensor],
+    kv_cache_sf: Tensor | tuple[Tensor, Tensor],
+    kv_indices: Tensor,
+    kv_indptr: Tensor,
+    kv_last_page_len: Tensor,
+    k_scale: float,
+    v_scale: float,
+    kv_layout: str = "NHD",
+) -> None:
+    """append_paged_kv_cache() into a cache in nvfp4: uint8, head_dim / 2 bytes in a row, and kv_cache_sf with the scales
+    of groups of 16 columns, e4m3 (or its bytes). A value is code * scale * k_scale or v_scale.
+
+    For example:
+
+        pages, scales = torch.zeros(3, 2, 8, 4, 32, dtype=torch.uint8), torch.zeros(3, 2, 8, 4, 4, dtype=torch.uint8)
+        batch, places = torch.tensor([0, 1], dtype=torch.int32), torch.tensor([8, 7], dtype=torch.int32)
+        ends, last = torch.tensor([0, 2, 3], dtype=torch.int32), torch.tensor([1, 8], dtype=torch.int32)
+        new = k[0, :2], v[0, :2]
+        table = torch.tensor([0, 2, 1], dtype=torch.int32)
+        nvfp4_quantize_append_paged_kv_cache(*new, batch, places, pages, scales, table, ends, last, 1.0, 1.0)
+    """
+    new = {"append_key": append_key, "append_value": append_value}
+    pages, four_bits = _in_nvfp4(paged_kv_cache, kv_cache_sf, kv_layout, k_scale, v_scale)
+    _append(new, pages, batch_indices, positions, kv_indices, kv_indptr, kv_last_page_len, four_bits)
+
+
+@torch.no_grad()
+def nvfp4_quantize_append_paged_kv_cache_with_slot_mapping(
+    append_key: Tensor,
+    append_value: Tensor,
+    slot_mapping: Tensor,
+    paged_kv_cache: Tensor | tuple[Tensor, Tensor],
+    kv_cache_sf: Tensor | tuple[Tensor, Tensor],
+    k_scale: float | Tensor,
+    v_scale: float | Tensor,
+    kv_layout: str = "NHD",
+) -> None:
+    """The same with a place for each token: slot_mapping[t] is page * page_size + entry. Tokens with a slot outside of the
+    cache and tokens after the last slot are left out.
+
+    For example:
+
+        pages, scales = torch.zeros(3, 2, 8, 4, 32, dtype=torch.uint8), torch.zeros(3, 2, 8, 4, 4, dtype=torch.uint8)
+        slots = torch.tensor([17, -1], dtype=torch.int32)
+        nvfp4_quantize_append_paged_kv_cache_with_slot_mapping(k[0, :2], v[0, :2], slots, pages, scales, 1.0, 1.0)
+    """
+    pages, four_bits = _in_nvfp4(paged_kv_cache, kv_cache_sf, kv_layout, k_scale, v_scale)
+    if slot_mapping.dtype not in (torch.int32, torch.int64) or slot_mapping.dim() != 1:
+        raise ValueError(
+            f"slot_mapping: got {slot_mapping.dtype} {list(slot_mapping.shape)}; expected int32 or int64 [nnz]"
+        )
+    nnz, capacity = len(slot_mapping), pages[0].shape[0] * pages[0].shape[1]
+    new = {"append_key": append_key, "append_value": append_value}
+    for name, rows in new.items():
+        if len(rows) < nnz:
+            raise ValueError(f"{name}: got {len(rows)} rows; expected at least {nnz}, as slot_mapping has")
+    new = {name: rows[:nnz] for name, rows in new.items()}
+    _check_rows(new, pages, nnz, four_bits)
+    if not nnz or not capacity:
+        return
+    inside = (slot_mapping >= 0) & (slot_mapping < capacity)
+    sequences = torch.where(inside, 0, -1).to(torch.int32)
+    positions = torch.where(inside, slot_mapping, -1).to(torch.int32)
+    rows = tuple(new.values())
+    if not slot_mapping.is_cuda:  # on a GPU rows of no sequence are not written
+        rows = tuple(part[inside] for part in rows)
+        sequences, positions = sequences[inside], positions[inside]
+    table = torch.arange(pages[0].shape[0], dtype=torch.int32, device=pages[0].device)[None]
+    append_kv(*pages, *rows, sequences=sequences, positions=positions, page_table=table, **four_bits)
+
+
+def _in_nvfp4(paged_kv_cache, kv_cache_sf, kv_layout, k_scale, v_scale):
+    """The pages of a cache in nvfp4, and what append_kv() must know of it."""
+    pages, scales = split_cache(paged_kv_cache, kv_layout), split_cache(kv_cache_sf, kv_layout, "kv_cache_sf")
+    for page in pages:
+        if page.dtype != torch.uint8:
+            raise ValueError(f"paged_kv_cache: got {page.dtype}; expected codes of 4 bits in torch.uint8")
+    for name, scale in (("k_scale", k_scale), ("v_scale", v_scale)):
+        waits = isinstance(scale, Tensor) and scale.is_cuda
+        if waits and torch.cuda.is_current_stream_capturing():  # its value cannot be looked at
+            continue
+        if not 0 < float(scale) < math.inf:
+            raise ValueError(f"{name}: got {float(scale)}; expected a positive finite global decode scale")
+    of_tensors = {"k_global_scale": k_scale, "v_global_scale": v_scale}
+    return pages, {"cache_dtype": "nvfp4", "k_scale": scales[0], "v_scale": scales[1], **of_tensors}
+
+
+def _check_rows(new, pages, nnz, four_bits=None):
+    for (name, rows), cache in zip(new.items(), pages, strict=True):
+        wanted = [nnz, cache.shape[2], cache.shape[3] * (1 if four_bits is None else 2)]
+        if list(rows.shape) != wanted or rows.device != cache.device:
+            raise ValueError(f"{name}: got {list(rows.shape)} on {rows.device}; expected {wanted} on {cache.device}")
+
+
+def _append(new, pages, batch_indices, positions, kv_indices, kv_indptr, kv_last_page_len, four_bits=None):
     """new: two tensors [nnz, heads, dim] by their names, for pages [num_pages, page_size, heads, dim]."""
     first = pages[0]
     nnz, page_size = len(next(iter(new.values()))), first.shape[1]
     check_table(kv_indptr, kv_indices, kv_last_page_len, page_size, first.device, "kv_")
     for name, tensor in (("batch_indices", batch_indices), ("positions", positions)):
         check_integers(name, tensor, (nnz,), first.device)
-    for (name, rows), cache in zip(new.items(), pages, strict=True):
-        if rows.shape != (nnz, *cache.shape[2:]) or rows.device != cache.device:
-            raise ValueError(
-                f"{name}: got {list(rows.shape)} on {rows.device}; expected {[nnz, *cache.shape[2:]]} on {cache.device}"
-            )
+    _check_rows(new, pages, nnz, four_bits)
     check_range("batch_indices", batch_indices, -1, len(kv_last_page_len) - 1)
     check_range("kv_indices", kv_indices, 0, first.shape[0] - 1)
     if not nnz:
@@ -146,7 +244,8 @@ def _append(new, pages, batch_indices, positions, kv_indices, kv_indptr, kv_last
     if not len(kv_indices):  # so no token has a place
         return
     table = rectangle(kv_indptr, kv_indices, table_width(kv_indptr, kv_indices), behind=-1)
-    append_kv(*pages, *rows, sequences=batch_indices, positions=positions, page_table=table.contiguous())
+    places = {"sequences": batch_indices, "positions": positions, "page_table": table.contiguous()}
+    append_kv(*pages, *rows, **places, **(four_bits or {}))
 
 
 def _check_room(batch_indices, positions, room):
