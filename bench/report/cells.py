@@ -108,14 +108,21 @@ def against(mine, times):
 
 
 def of_models(results, files):
-    times = {(json.dumps(row["case"]), row["pass"], row["baseline"]): row["ms"] for row in results.measured()}
+    times = {}
+    for row in results.measured():
+        times.setdefault((json.dumps(row["case"]), row["pass"]), {})[row["baseline"]] = row["ms"]
     found = []
     for row in results.measured():
         if row["baseline"] == "ours":
-            case, peer = row["case"], times.get((json.dumps(row["case"]), row["pass"], "sdpa"))
-            shape = f"{case['model']}, B{case['batch']} L{case['seq']}, {case['dtype']}"
-            mine = Cell(stage_of(results), shape, row["pass"], "ours", row["ms"], paired=row.get("against_sdpa"))
-            found.append(against(mine, {"sdpa": peer} if peer else {}))
+            case = row["case"]
+            peers = {name: ms for name, ms in times[json.dumps(case), row["pass"]].items() if name != "ours"}
+            layers = f" of {case['layers']} layers" if "layers" in case else ""
+            how = " by autocast" if case.get("autocast") else ""
+            shape = f"{case['model']}{layers}, B{case['batch']} L{case['seq']}, {case['dtype']}{how}"
+            mine = against(Cell(stage_of(results), shape, row["pass"], "ours", row["ms"]), peers)
+            if mine.other == "sdpa":  # each step of ours has one of its own beside it
+                mine.paired = row.get("against_sdpa")
+            found.append(mine)
     return found
 
 

@@ -129,3 +129,17 @@ def test_every_list_of_the_record_says_that_it_is_one():
     assert len(small) == len(set(small)) == 20 and {case.seq for case in small} >= {77, 197, 577, 512, 1024, 2048}
     kinds = {(c.head_dim, c.causal, c.softcap, c.alibi, c.bias, c.dropout_p, c.window, c.masked) for c in presets.options()}
     assert len(kinds) == len(presets.options()) == 30
+
+
+@pytest.mark.parametrize(
+    "peers, other, ratio", [({"sdpa": 24.0}, "sdpa", 1.1), ({"sdpa": 24.0, "sdpa_cudnn": 23.0}, "sdpa_cudnn", 1.15)]
+)
+def test_a_model_stands_against_its_fastest_attention(head, peers, other, ratio):
+    case = {"model": "gpt2", "batch": 16, "seq": 1024, "dtype": "bfloat16", "layers": 8, "autocast": True}
+    rows = [{"case": case, "baseline": "ours", "pass": "training", "ms": 20.0, "against_sdpa": 1.1}]
+    rows += [
+        {"case": case, "baseline": name, "pass": "training", "ms": ms, "against_sdpa": 1.0} for name, ms in peers.items()
+    ]
+    (found,) = cells.cells([report.Results("models", head, rows, "models")])
+    assert (found.other, found.ratio) == (other, pytest.approx(ratio))
+    assert found.title() == "gpt2 of 8 layers, B16 L1024, bfloat16 by autocast"
