@@ -108,8 +108,8 @@ struct DecodeLayout {
         merge_bytes(has_fixed_order(config)
                         ? 16 * (columns_in_order(config) + 4) * 4  // 4: so that rows begin in different banks
                         : config.num_warps * warp_rows * ((column_warps > 1 ? 64 : merge_columns) + 4) * 4),
-        // For each 16 keys, P as an operand and its sums; for each warp, maxima of 16 rows.
-        order_bytes(has_fixed_order(config) ? config.block_kv / 16 * (512 + 256) + config.num_warps * 64 : 0),
+        // Of two tiles, for each 16 keys, P as an operand and its sums; for each warp, maxima of 16 rows; references.
+        order_bytes(has_fixed_order(config) ? config.block_kv / 8 * (512 + 256) + config.num_warps * 64 + 128 : 0),
         shared_bytes(config.num_stages * stage_bytes + q_bytes + (merge_bytes + order_bytes + 1023) / 1024 * 1024 +
                      (DecodeGroups(config).bytes != 0 ? 1024 : 0) +  // their end in a struct of whole 1024 bytes
                      2048) {}                                        // statistics and a flag

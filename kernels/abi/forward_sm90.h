@@ -12,6 +12,8 @@ struct ForwardSm90Layout {
   int q_stages;      // tiles of Q
   int o_chunks;      // columns of O that are stored at a time, in chunks of 64
   int shared_bytes;  // of a block
+  // In the fixed order: of the segments so far, beside the memory of O; 0: they are in the workspace.
+  int totals_bytes = 0;
 };
 
 constexpr int forward_sm90_max_shared_bytes = 232448;
@@ -97,6 +99,13 @@ constexpr int forward_sm90_part_groups(int seq_q) { return (seq_q + 127) / 128 *
 /// maximum and sum of two rows.
 constexpr int forward_sm90_total_floats(int head_dim_v) { return (head_dim_v + 31) / 32 * 16 + 4; }
 
+/// Bytes that the totals of the fixed order need beside the memory of O; and maximum and sum of each row.
+constexpr int forward_sm90_totals_bytes(const ForwardConfig& config) {
+  const int all = config.block_q * ((config.head_dim_v + 31) / 32 * 32) * 4;
+  const int of_O = config.block_q * ((config.head_dim_v + 63) / 64) * 128;
+  return (all > of_O ? all - of_O : 0) + config.block_q * 8;
+}
+
 /// With two tiles of Q and a whole tile of O nothing waits at the end of a tile. If that does not fit there is only one
 /// tile of Q; if that does not fit either, half a tile of O, which is filled and stored twice.
 constexpr ForwardSm90Layout forward_sm90_layout(const ForwardConfig& config) {
@@ -118,6 +127,12 @@ constexpr ForwardSm90Layout forward_sm90_layout(const ForwardConfig& config) {
   // barriers and marks, after the tiles
   const int tail_bytes = mask_bytes + (many_marks || many_barriers ? 2048 : 1024);
   const int spare = limit - tail_bytes - kv_bytes;
+  if (has_fixed_order(config)) {
+    const int totals_bytes = forward_sm90_totals_bytes(config);
+    const int used = totals_bytes + chunks_v * o_chunk_bytes, stages = spare >= 2 * q_bytes + used ? 2 : 1;
+    if (spare >= q_bytes + used)
+      return {stages, chunks_v, (kv_bytes + stages * q_bytes + used + tail_bytes + 1023) / 1024 * 1024, totals_bytes};
+  }
   const int q_stages = spare >= 2 * q_bytes + chunks_v * o_chunk_bytes ? 2 : 1;
   const int o_chunks = spare >= q_stages * q_bytes + chunks_v * o_chunk_bytes ? chunks_v : (chunks_v + 1) / 2;
   return {q_stages, o_chunks, kv_bytes + q_stages * q_bytes + o_chunks * o_chunk_bytes + tail_bytes};

@@ -140,6 +140,9 @@ struct Consumer {
                                       const Run<config>& run_of_block)
       : args(arguments), storage(shared), run(run_of_block) {
     if constexpr (fetches_early) fetch_Q(cursor.item);
+    if constexpr (ordered) {
+      if (threadIdx.x < 2) storage.order.suspect[threadIdx.x] = 0;  // the barrier of load_Q follows
+    }
   }
 
   // -- Q of an item: to shared memory, then to registers if there are enough ----------------------------------------------
@@ -250,6 +253,13 @@ struct Consumer {
         k_scale = tile::head_scale<features>(args.K_scale, item.batch_idx, item.kv_head_idx);
     }
     rows = {};
+    if constexpr (ordered) {  // a row that does not exist would wait for a reference in every tile
+      const int end = item.end_row(storage.sequence.len_q * config.group) - item.first_row();
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        if (place.row + 8 * half >= end) rows.max[half] = 0;
+      }
+    }
 #pragma unroll
     for (int n = 0; n < Shape::own_columns / 8; ++n) {
 #pragma unroll
@@ -390,7 +400,7 @@ struct Consumer {
         parts.prepare(run.first_block());
       }
     }
-    attend(item_tile + position - item_begin, stage, gate);
+    attend(item_tile + position - item_begin, position, stage, gate);
     const int count = position + 1 - item_begin;
     if (item_tile + count < storage.item.split_end(item_tile) && position + 1 < run.end) return;
     const Finish finish{{args, storage.finish, storage.sequence, storage.item}};
@@ -418,13 +428,13 @@ struct Consumer {
     same_rows = cursor.item.batch_idx == batch_idx && cursor.item.row_tile == row_tile;
   }
 
-  /// S, softmax step and O for one KV block.
+  /// S, softmax step and O for one KV block, which is tile `position` of the run.
   template <typename Gate>
-  __device__ __forceinline__ void attend(int tile_idx, int stage, const Gate& gate) {
+  __device__ __forceinline__ void attend(int tile_idx, int position, int stage, const Gate& gate) {
     const int kv_begin = tile_idx * block_kv + warp_key;
     const tile::KeyRange seen = storage.item.seen, full = storage.full;
     gate.K_ready();
-    if constexpr (ordered) return attend_in_order(kv_begin, stage, gate);
+    if constexpr (ordered) return attend_in_order(kv_begin, position, stage, gate);
     const bool own = config.key_groups == 1 || tile_idx % config.key_groups == warp / layout.tile_warps;
     if (!own || kv_begin >= seen.end || kv_begin + warp_keys <= seen.begin) {
       ptx::path<"decode/sm80 warp without keys">();
@@ -460,9 +470,9 @@ struct Consumer {
   /// The same in the fixed order: each warp computes the scores and probabilities of its own keys, and then the sums of
   /// its own columns over all keys.
   template <typename Gate>
-  __device__ __forceinline__ void attend_in_order(int kv_begin, int stage, const Gate& gate) {
+  __device__ __forceinline__ void attend_in_order(int kv_begin, int position, int stage, const Gate& gate) {
     const tile::KeyRange seen = storage.item.seen, full = storage.full;
-    const Order order{storage.order, lane, warp};
+    const Order order{storage.order, lane, warp, position};
     Scores S{};
     const bool some_seen = kv_begin < seen.end && kv_begin + warp_keys > seen.begin;
     if (some_seen) multiply_keys(S, K_smem(stage), stage);
@@ -474,29 +484,56 @@ struct Consumer {
     } else if constexpr (!tile::Score<features>::linear) {
       score_tile<false>(S, kv_begin);
     }
-    order.share_maxima(S[0]);
-    sync_consumers<config>();  // the maxima are written, and all warps have finished with the previous tile's P and sums
-    float rescale[2];
-    order.exponentiate(S[0], rows.max, scale_log2(), rescale);
-    if constexpr (features.token_scales) scale_columns<Finish::Rows::P_scale>(S, storage.scales[stage] + block_kv);
-    order.share_probabilities(S[0]);
+    // The references are the same in all warps, so all of them come here or none.
+    if (ptx::any(rows.max[0] == -tile::infinity || rows.max[1] == -tile::infinity)) {
+      order.share_maxima(S[0]);
+      sync_consumers<config>();  // the maxima are written
+      order.take_references(rows.max);
+    }
+    float rescale[2] = {1, 1};
+    if (share_in_order(order, S, stage)) order.report();
     gate.V_ready();
     if constexpr (config.producer_warp) clear_unseen_values(kv_begin, seen, V_smem(stage));
     sync_consumers<config>();  // P and its sums are written, and unseen rows of V are clear
+    if (order.is_suspect()) {
+      ptx::path<"decode/sm80 raised reference">();
+      order.share_maxima(S[0]);
+      sync_consumers<config>();  // the maxima are written
+      if (warp == 0) order.decide(rows.max, rows.sum);
+      sync_consumers<config>();  // the references are written, and the sums are read
+      order.raise(rows.max, scale_log2(), rescale);
+      share_in_order(order, S, stage);
+      sync_consumers<config>();  // P and its sums are written again
+    }
     if (warp == 0) order.add_sums(rows.sum, rescale);
-    add_columns(rescale, V_smem(stage));
+    add_columns(order, rescale, V_smem(stage));
     gate.V_read();
   }
 
-  /// O = O * rescale + P V for the warp's columns and all keys of the tile.
-  __device__ __forceinline__ void add_columns(const float (&rescale)[2], unsigned V) {
-    if (Order::first_column(warp) >= dim_v) return;
+  /// P and its sums of the warp's keys, for all warps. Returns whether a sum may be too large.
+  __device__ __forceinline__ bool share_in_order(const Order& order, const Scores& S, int stage) const {
+    Scores P;
 #pragma unroll
-    for (int n = 0; n < Shape::own_columns / 8; ++n) {
+    for (int n = 0; n < warp_keys / 8; ++n) {
 #pragma unroll
-      for (int e = 0; e < 4; ++e) O[0][n][e] *= rescale[e / 2];
+      for (int e = 0; e < 4; ++e) P[0][n][e] = S[0][n][e];
     }
-    const Order order{storage.order, lane, warp};
+    const bool suspect = order.exponentiate(P[0], rows.max, scale_log2(), rows.sum);
+    if constexpr (features.token_scales) scale_columns<Finish::Rows::P_scale>(P, storage.scales[stage] + block_kv);
+    order.share_probabilities(P[0]);
+    return suspect;
+  }
+
+  /// O = O * rescale + P V for the warp's columns and all keys of the tile.
+  __device__ __forceinline__ void add_columns(const Order& order, const float (&rescale)[2], unsigned V) {
+    if (Order::first_column(warp) >= dim_v) return;
+    if (ptx::any(rescale[0] != 1 || rescale[1] != 1)) {
+#pragma unroll
+      for (int n = 0; n < Shape::own_columns / 8; ++n) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) O[0][n][e] *= rescale[e / 2];
+      }
+    }
     // ldmatrix takes the address of a row's first columns, so that Tile::step can go on from a multiple of 64.
     const unsigned V_address = tile::b_address<VTile>(V, 0, lane);
     const int first = Order::first_column(warp) / Order::unit;

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "abi/config.h"
 #include "ptx/math.cuh"
 #include "tile/math.cuh"
 
@@ -9,6 +10,8 @@
 // says which is meant.
 
 namespace flash_attention::tile {
+
+using abi::Type;
 
 /// A row that has seen no key has the maximum -inf. Any finite reference will do.
 __device__ __forceinline__ float finite_reference(float maximum) { return maximum == -infinity ? 0.0f : maximum; }
@@ -33,6 +36,17 @@ struct ExponentOrigin {
     shift = is_large ? 0.0f : scaled;
   }
 };
+
+/// A row's reference stays until the sum of its segment would exceed this: the largest P of float16, or 2^40.
+template <Type type>
+constexpr float largest_sum = type == Type::float16 ? 65504.0f : 1099511627776.0f;
+
+/// Whether a block may raise the reference, from the largest probability of its (at most 128) keys and one of the four
+/// parts of the sum before. If not, the sum stays below the limit: 4 / 16 + 128 / 256 of it.
+template <Type type>
+__device__ __forceinline__ bool may_exceed(float largest_p, float part) {
+  return !(largest_p <= largest_sum<type> / 256 && part <= largest_sum<type> / 16);
+}
 
 /// This thread's part of the sum of 16 keys: two neighbours, and the two neighbours 8 keys later.
 __device__ __forceinline__ float sum_of_four(float a, float b, float c, float d) { return (a + b) + (c + d); }

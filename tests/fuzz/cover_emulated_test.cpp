@@ -159,7 +159,7 @@ Domain in_order(Domain domain) {
 }
 const Narrow segments{[](Domain domain) {
                         domain = in_order(domain).only(queries, {"prime", "edge"}).only(keys, {"long"});
-                        return domain.only(inputs, {"normal", "nan_value"});
+                        return domain.only(inputs, {"normal", "growing", "nan_value"});
                       },
                       {.longest = 1400, .max_products = 4e7, .max_nan_products = 4e7}};
 const Narrow few_in_order{[](Domain domain) {
@@ -321,8 +321,9 @@ INSTANTIATE_TEST_SUITE_P(
         Part{"forward/fp32", 1, {plain_64, soft_cap}}, Part{"backward/fp32", 1, {split_64, same_bits_64}},
         Part{"forward/sm90",
              3,
-             {plain_64, plain_256, soft_cap, slopes_both_ways, many_queries, splits_of_keys, segments, blocks_of_keys, words_of_rows,
-              words_of_programs, words_by_claims, plain_wide, wide_soft_cap, wide_slopes, wide_blocks}},
+             {plain_64, plain_256, soft_cap, slopes_both_ways, many_queries, splits_of_keys, segments,
+              blocks_of_keys, words_of_rows, words_of_programs, words_by_claims, plain_wide, wide_soft_cap, wide_slopes,
+              wide_blocks}},
         Part{"forward/sm100", 2, {plain_64, plain_128}},
         Part{"decode/sm80", 3, {few_queries, all_rows, many_parts, many_sequences, small_pages, few_in_order}},
         Part{"decode/sm90", 2, {many_parts, boxes_of_pages, few_rows}},

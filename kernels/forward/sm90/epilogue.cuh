@@ -96,9 +96,10 @@ struct Epilogue {
     [[maybe_unused]] float largest_score = -tile::infinity;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const bool sound = empty[r] || (sum[r] >= 0.5f && sum[r] < highest_sum && !math.is_large(maximum[r]));
+      const bool sound = S::ordered ? !S::keeps_reference || sum[r] < tile::infinity  // SegmentTotals
+                         : empty[r] || (sum[r] >= 0.5f && sum[r] < highest_sum && !math.is_large(maximum[r]));
       const bool finite_sum = sum[r] < tile::infinity;  // if not, a score was NaN, and the row is rightly NaN
-      const bool again = used[r] && ((!S::ordered && tile.attempt == Attempt::fixed_max && !sound) ||
+      const bool again = used[r] && ((tile.attempt == Attempt::fixed_max && !sound) ||
                                      (tile.attempt != Attempt::nonfinite_safe && finite_sum && poison[r] != 0.0f));
       retry = retry || again;
       // A row that is repeated may have the NaN of an overflow.

@@ -27,8 +27,8 @@
 // Reference of the softmax: only the first blocks of a row raise its maximum. Later blocks use that maximum unchanged,
 // which saves the reduction and the rescaling of O. If it was too low, probabilities overflow. The epilogue detects this
 // and marks the tile; after its last tile the thread block repeats its marked tiles with a running maximum (Attempt). So
-// the result is exact for every input, and ordinary inputs do not pay for it. In the fixed order of invariant bits every
-// block raises the maximum (ordered_loop.cuh).
+// the result is exact for every input, and ordinary inputs do not pay for it. In the fixed order of invariant bits
+// each segment of keys has its own reference (ordered_loop.cuh).
 
 #include "forward/sm90/epilogue.cuh"
 #include "forward/sm90/kv_loop.cuh"

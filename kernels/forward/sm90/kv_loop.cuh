@@ -124,7 +124,7 @@ __device__ __forceinline__ void next_block(TileWork<W>& work, const Tile& tile, 
   }
   math.pack(work.scores, work.P);
   ptx::wgmma_pin(work.P);
-  if constexpr (S::ordered) take_output(block, rescale);  // the scores' registers are free
+  if constexpr (S::ordered && kind == Visit::edge) take_output(block, rescale);  // the scores' registers are free
   if constexpr (kind == Visit::listed) clear_hidden_rows(work.wg, k, math.score.sight.visible_kv - block * S::block_kv);
 }
 
@@ -163,11 +163,20 @@ __device__ __forceinline__ void visit(TileWork<W>& work, const Tile& tile, const
       return true;
     } else if constexpr (kind == Visit::interior) {
       ptx::path<"forward/sm90 inner block">();
+      if constexpr (S::ordered) {
+        math.modify(work.scores, block * S::block_kv);
+        math.keep_in_order(work.scores, work.out.rows.max, work.out.rows.sum);
+        return false;
+      }
       math.probability_of(work.scores, block * S::block_kv, work.out.rows.max, work.out.rows.sum, work.out.statistics);
       return false;
     } else {
       ptx::path<"forward/sm90 late edge block">();
       math.template modify_and_mask<!S::forwards && !S::from_diagonal>(work.scores, block * S::block_kv);
+      if constexpr (S::ordered) {
+        math.keep_in_order(work.scores, work.out.rows.max, work.out.rows.sum);
+        return false;
+      }
       math.exponentiate(work.scores, work.out.rows.max, work.out.rows.sum, work.out.statistics);
       return false;
     }

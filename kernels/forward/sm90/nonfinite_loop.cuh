@@ -114,11 +114,11 @@ __device__ __forceinline__ void attend_nonfinite_safe(Warpgroup<config>& wg, Out
     release(wg, wg.shared.V_empty[kv.stage]);
     if constexpr (S::ordered) {
       if (n + 1 == tile.blocks) {
-        SegmentTotals<config>::finish(wg, out.O, out.rows, math.exponent_scale, is_first);
+        SegmentTotals<config>{wg, math.exponent_scale}.finish(out.O, out.rows, is_first);
         break;
       }
       if ((block + 1) % S::segment_blocks != 0) continue;
-      SegmentTotals<config>::add(wg, out.O, out.rows, math.exponent_scale, is_first);
+      SegmentTotals<config>{wg, math.exponent_scale}.add(out.O, out.rows, is_first);
       is_first = false;
       out.rows = {};
 #pragma unroll

@@ -149,12 +149,13 @@ struct Producer {
   /// is claimed late is published after the previous tile's last block; claim_next() is called before that block.
   template <typename FindNext, typename ClaimNext>
   __device__ __forceinline__ void load_attempt(Attempt attempt, const FindNext& find_next, const ClaimNext& claim_next) {
-    constexpr bool early = S::q_stages == 2, between = early && !S::claims_late;
+    constexpr bool early = S::publishes_early, may_be_between = early && !S::claims_late;
     bool exists = find_next(next_tile(*this));
     if (early && exists) publish_tile<chunk_dim>(*this, next_tile(*this));
 #pragma unroll 1
     while (exists) {
       const Tile& tile = early ? shared.tiles[(num_tiles - 1) % tile_stages] : next_tile(*this);
+      const bool between = may_be_between && (S::q_stages == 2 || tile.work == Work::attend);
       if (!early && tile.blocks == 0) publish_tile<chunk_dim>(*this, tile);
       int n = 0;
       for_blocks(

@@ -191,7 +191,8 @@ __device__ __forceinline__ Blocks blocks_seen(const tile::Visibility<config.feat
     first = tile::max(first, tile::ceil_div(tile::max(sight.window_begin(q_last), 0), block_kv));
   }
   // With the running maximum every block is an edge.
-  if (features.mask || attempt != Attempt::fixed_max || first >= last)
+  const bool keeps = !Shape<config>::ordered || Shape<config>::keeps_reference;
+  if (features.mask || !keeps || attempt != Attempt::fixed_max || first >= last)
     first = last = Shape<config>::forwards ? range.end : range.begin;
   if constexpr (Shape<config>::forwards) {
     return {range.begin - loaded.begin, first - loaded.begin, last - loaded.begin, range.end - loaded.begin};
@@ -345,9 +346,9 @@ struct Schedule {
 
   __device__ __forceinline__ void find_blocks(Tile& tile, Attempt attempt) const {
     const tile::Score<config.features> score(args, tile.sequence, tile.head_idx);
-    // In the fixed order the first attempt already has a running maximum, so the retry is the next attempt after
-    // online_max.
-    if (Shape<config>::ordered && attempt == Attempt::online_max) attempt = tile.attempt = Attempt::nonfinite_safe;
+    // If no reference is kept in the fixed order, the first attempt is sound for all scores.
+    if (Shape<config>::ordered && !Shape<config>::keeps_reference && attempt == Attempt::online_max)
+      attempt = tile.attempt = Attempt::nonfinite_safe;
     tile::TileRange loaded = score.sight.template key_tiles<config.block_q, config.block_kv>(tile.q_begin);
     if constexpr (config.split_keys) loaded = take_split(loaded, tile.split);
     tile.first = Shape<config>::forwards ? loaded.begin

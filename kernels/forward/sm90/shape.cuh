@@ -69,6 +69,9 @@ struct Shape {
   // Sums are in the fixed order of invariant bits, in segments of so many blocks: forward/sm90/ordered_loop.cuh.
   static constexpr bool ordered = has_fixed_order(config);
   static constexpr int segment_blocks = config.split_tiles;
+  // Rows keep the reference of a segment's first block, and a tile for which that was wrong is repeated. With ALiBi the last
+  // keys have the largest scores.
+  static constexpr bool keeps_reference = ordered && !features.alibi && !features.mask;
 
   // Tiles round up to whole chunks: TMA reads columns past the head dimension as zero and does not store them.
   static constexpr int chunks = tile::ceil_div(config.head_dim, chunk_dim);
@@ -84,6 +87,7 @@ struct Shape {
   static constexpr int v_bytes = block_kv * chunks_v * chunk_dim * 2;
   static constexpr int q_stages = forward_sm90_layout(config).q_stages;
   static constexpr int o_chunks = forward_sm90_layout(config).o_chunks;
+  static constexpr int totals_bytes = forward_sm90_layout(config).totals_bytes;
 
   // Biases loaded by TMA: tiles of 64 queries in chunks of 64 keys like those of Q, or of 32 keys with half the swizzle.
   static constexpr int bias_stages = config.bias_stages;
@@ -93,6 +97,10 @@ struct Shape {
   static constexpr int load_registers = forward_sm90_registers(config).load;  // setmaxnreg
   static constexpr int attend_registers = forward_sm90_registers(config).attend;
   static constexpr bool holds_queries = loop.holds_queries;
+  // The next tile is published while the keys of this one are loaded: its Q has a stage, or that of this tile is released as
+  // soon as Q is in registers.
+  static constexpr bool releases_early = has_fixed_order(config) && holds_queries && q_stages == 1;
+  static constexpr bool publishes_early = q_stages == 2 || releases_early;
   static constexpr bool uniform_by_vote = loop.uniform_by_vote;
 
   // Keys before the first visible one may exist: a window or left padding hides them.

@@ -281,44 +281,84 @@ struct ScoreMath {
     }
   }
 
-  /// One block of the fixed order: raises the maximum, makes probabilities and adds them to this thread's part of the row
-  /// sums. O must be multiplied by `rescale`.
-  __device__ __forceinline__ void take_in_order(Tile& S, float (&row_max)[2], float (&row_sum)[2],
-                                                float (&rescale)[2]) const {
-    float raised[2];
+  /// The probabilities of a row's scores S[i] in the fixed order, and this thread's part of their sum. store(i, p) takes
+  /// them.
+  template <class Store>
+  __device__ __forceinline__ static float sum_in_order(const Tile& S, int r, const tile::ExponentOrigin& from,
+                                                       float exponent_scale, bool subtracts, const Store& store) {
+    float sum = 0;
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      float block_max = S[2 * r];
+    for (int i = 2 * r; i < count; i += 8) {
+      float p[4];
 #pragma unroll
-      for (int i = 0; i < count; ++i) {
-        if (row_of(i) == r) block_max = ptx::max(block_max, S[i]);
+      for (int e = 0; e < 4; ++e) {
+        const float s = S[i + e / 2 * 4 + e % 2];
+        p[e] = ptx::exp2(ptx::fma(subtracts ? s - from.origin : s, exponent_scale, -from.shift));
+        store(i + e / 2 * 4 + e % 2, p[e]);
       }
-      block_max = ptx::max(block_max, ptx::shuffle_xor(block_max, 1));
-      block_max = ptx::max(block_max, ptx::shuffle_xor(block_max, 2));
-      raised[r] = ptx::max(row_max[r], block_max);
-      rescale[r] = tile::factor_of_raise(row_max[r], raised[r], exponent_scale);
-      row_max[r] = raised[r];
+      const float four = tile::sum_of_four(p[0], p[1], p[2], p[3]);
+      sum = i == 2 * r ? four : sum + four;
     }
-    const tile::ExponentOrigin from[2] = {{raised[0], exponent_scale}, {raised[1], exponent_scale}};
+    return sum;
+  }
+
+  /// Turns scores into probabilities with the references that the rows have.
+  __device__ __forceinline__ void exponentiate_in_order(Tile& S, const float (&reference)[2], float (&sum)[2]) const {
+    const tile::ExponentOrigin from[2] = {{reference[0], exponent_scale}, {reference[1], exponent_scale}};
     if (ptx::any(from[0].origin != 0 || from[1].origin != 0)) {
 #pragma unroll
       for (int i = 0; i < count; ++i) S[i] -= from[row_of(i)].origin;
     }
 #pragma unroll
+    for (int r = 0; r < 2; ++r)
+      sum[r] = sum_in_order(S, r, from[r], exponent_scale, false, [&](int i, float p) { S[i] = p; });
+  }
+
+  /// A block of the fixed order whose rows keep their references. The end of the segment tells if they had to.
+  __device__ __forceinline__ void keep_in_order(Tile& S, const float (&reference)[2], float (&row_sum)[2]) const {
+    float sum[2];
+    exponentiate_in_order(S, reference, sum);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) row_sum[r] += sum[r];
+  }
+
+  /// Any block of the fixed order: gives a row its reference, or raises it if the sum would become too large. O must be
+  /// multiplied by `rescale`.
+  __device__ __forceinline__ void take_in_order(Tile& S, float (&row_max)[2], float (&row_sum)[2],
+                                                float (&rescale)[2]) const {
+    float block_max[2], raised[2], sum[2];
+    bool suspect = false;
+#pragma unroll
     for (int r = 0; r < 2; ++r) {
-      float sum = 0;
+      block_max[r] = S[2 * r];
 #pragma unroll
-      for (int i = 0; i < count; i += 8) {
-#pragma unroll
-        for (int e = 2 * r; e < 8; e += 4) {
-          S[i + e] = ptx::exp2(ptx::fma(S[i + e], exponent_scale, -from[r].shift));
-          S[i + e + 1] = ptx::exp2(ptx::fma(S[i + e + 1], exponent_scale, -from[r].shift));
-        }
-        const float four = tile::sum_of_four(S[i + 2 * r], S[i + 2 * r + 1], S[i + 2 * r + 4], S[i + 2 * r + 5]);
-        sum = i == 0 ? four : sum + four;
+      for (int i = 0; i < count; ++i) {
+        if (row_of(i) == r) block_max[r] = ptx::max(block_max[r], S[i]);
       }
-      row_sum[r] = ptx::fma(row_sum[r], rescale[r], sum);
+      block_max[r] = tile::reduce_quad(block_max[r], [](float a, float b) { return ptx::max(a, b); });
+      raised[r] = row_max[r] == -tile::infinity ? block_max[r] : row_max[r];
+      const tile::ExponentOrigin from(raised[r], exponent_scale);
+      const float largest = ptx::exp2(ptx::fma(block_max[r] - from.origin, exponent_scale, -from.shift));
+      suspect = suspect || tile::may_exceed<Shape::type>(largest, row_sum[r]);
     }
+    if (ptx::any(suspect)) {
+      ptx::path<"forward/sm90 raised reference">();
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const tile::ExponentOrigin from(raised[r], exponent_scale);
+        const float part = row_sum[r] + sum_in_order(S, r, from, exponent_scale, true, [](int, float) {});
+        const float all = tile::reduce_quad(part, [](float a, float b) { return a + b; });
+        if (!(all <= tile::largest_sum<Shape::type>)) raised[r] = ptx::max(raised[r], block_max[r]);
+      }
+    }
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      rescale[r] = tile::factor_of_raise(row_max[r], raised[r], exponent_scale);
+      row_max[r] = raised[r];
+    }
+    exponentiate_in_order(S, raised, sum);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) row_sum[r] = ptx::fma(row_sum[r], rescale[r], sum[r]);
   }
 
   static constexpr bool may_be_huge =

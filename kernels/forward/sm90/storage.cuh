@@ -146,6 +146,14 @@ requires(Shape<config>::bias_stages > 0) struct BiasTiles<config> {
   unsigned short biases[S::bias_stages][S::warpgroups][S::block_kv / S::bias_keys][wg_rows * S::bias_keys];
 };
 
+/// In the fixed order: what of the totals does not fit in the memory of O (ordered_loop.cuh), by warpgroup.
+template <int bytes, int warpgroups>
+struct TotalsStorage {
+  alignas(16) unsigned char of[warpgroups][bytes / warpgroups];
+};
+template <int warpgroups>
+struct TotalsStorage<0, warpgroups> {};
+
 template <ForwardConfig config>
 struct alignas(1024) SharedStorage : BiasTiles<config> {
   using S = Shape<config>;
@@ -155,7 +163,8 @@ struct alignas(1024) SharedStorage : BiasTiles<config> {
   Element Q[S::q_stages][S::warpgroups][S::chunks][wg_rows * chunk_dim];
   Element K[S::stages][S::chunks][S::block_kv * chunk_dim];
   Element V[S::stages][S::chunks_v][S::block_kv * chunk_dim];
-  Element O[S::warpgroups][S::o_chunks][wg_rows * chunk_dim];  // before its store
+  Element O[S::warpgroups][S::o_chunks][wg_rows * chunk_dim];  // before its store; behind it the rest of SegmentTotals
+  [[no_unique_address]] TotalsStorage<S::totals_bytes, S::warpgroups> totals;
 
   // full: the data has landed. empty: every warpgroup that reads the stage has finished with it.
   ptx::Mbarrier Q_full[S::q_stages][S::warpgroups], Q_empty[S::q_stages][S::warpgroups];

@@ -223,7 +223,8 @@ __device__ __forceinline__ void issue_scores(const W& wg, typename W::ScoreTile&
                                              const typename W::QueryTile& queries, int k_stage) {
   using S = typename W::S;
   using Descriptor = typename W::Descriptor;
-  const Descriptor Q(ptx::wgmma_descriptor(wg.shared.Q[q_state(wg).stage][wg.warpgroup], 0, 1024));
+  const int owner = S::ordered && !S::holds_queries ? ptx::hide_from_compiler(wg.warpgroup) : wg.warpgroup;
+  const Descriptor Q(ptx::wgmma_descriptor(wg.shared.Q[q_state(wg).stage][owner], 0, 1024));
   const Descriptor K(ptx::wgmma_descriptor(wg.shared.K[k_stage], 0, 1024));
   ptx::wgmma_fence();  // orders the softmax's accesses to these registers before the product's
 #pragma unroll

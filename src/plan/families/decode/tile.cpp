@@ -47,8 +47,11 @@ int stages_of(abi::ForwardConfig config, int shared_bytes, int max_bytes) {
 }
 
 /// Keys of a segment of the fixed order. The end of a segment costs as much as some tiles; with narrow heads, as more
-/// of them.
-int segment_keys(const Problem& problem) { return problem.head_dim + problem.head_dim_v <= 128 ? 2048 : 1024; }
+/// of them. The sums of wide heads are in memory in forward/sm90.
+int segment_keys(const Problem& problem) {
+  const std::int64_t dims = problem.head_dim + problem.head_dim_v;
+  return dims <= 128 || dims > 256 ? 2048 : 1024;
+}
 
 /// Keys that raise the maximum together in the fixed order, on GPUs that have forward/sm90: as many as its registers
 /// allow. A window does not count as an option here, because a caller may leave it out in a call in which it hides

@@ -319,7 +319,7 @@ Plan lay_out_forward(const Request& r, const Sm90Tile& tile, const std::optional
   config.loop = choose_loop(config);
   const std::int64_t blocks =
       std::min<std::int64_t>(units, std::max(blocks_per_sm * device.num_sms / cluster, 1)) * cluster;
-  if (order && p.seq_kv > order->block_kv * order->segment_blocks)
+  if (order && p.seq_kv > order->block_kv * order->segment_blocks && abi::forward_sm90_layout(config).totals_bytes == 0)
     reserve(plan, abi::ForwardSm90Region::totals,
             blocks * tile.block_q * 2 * abi::forward_sm90_total_floats(config.head_dim_v) * 4);
   add_max_logit_launch(p, plan);
