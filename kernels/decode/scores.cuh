@@ -17,7 +17,7 @@ __device__ __forceinline__ float ordered_score(const tile::Score<features>& scor
     const int distance = i + score.sight.len_kv - score.sight.len_q - j;
     added = ptx::fma(-score.slope, ptx::abs(static_cast<float>(distance)), added);
   }
-  return tile::capped_score<features.softcap>(dot, score.scale, score.softcap, added);
+  return tile::ordered_score<features.softcap>(dot, score.scale, score.softcap, added);
 }
 
 /// Scores of rows `row_begin` and `row_begin` + 8 of an item, in place; -inf if hidden. A lane has keys kv_begin + 8 n and

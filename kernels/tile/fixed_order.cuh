@@ -104,4 +104,39 @@ __device__ __forceinline__ float capped_score(float dot, float scale, float soft
   return ptx::fma(dot, scale, added);
 }
 
+/// The same in the fixed order, in which tanh(x) of a small x is a polynomial, of FMAs only. Which of the two is used
+/// depends on this score alone; a kernel may leave out the one that none of its scores needs.
+struct OrderedCap {
+  float to_x, cap;
+  float factors[4];  // of the powers of dot^2, times dot
+
+  __device__ __forceinline__ OrderedCap(float scale, float softcap) : to_x(scale / softcap), cap(softcap) {
+    constexpr float p[4] = {0.99999946f, -0.33326318f, 0.13190297f, -0.04440222f};  // to 6e-7 of tanh(x)
+    float power = scale;
+#pragma unroll
+    for (int t = 0; t < 4; ++t, power = ptx::multiply(power, ptx::multiply(to_x, to_x)))
+      factors[t] = ptx::multiply(p[t], power);
+  }
+  __device__ __forceinline__ bool is_small(float dot) const { return ptx::abs(ptx::multiply(dot, to_x)) <= 0.5f; }
+  __device__ __forceinline__ float of_small(float dot, float added) const {
+    const float square = ptx::multiply(dot, dot);
+    float slope = ptx::fma(factors[3], square, factors[2]);
+    slope = ptx::fma(slope, square, factors[1]);
+    slope = ptx::fma(slope, square, factors[0]);
+    return ptx::fma(dot, slope, added);
+  }
+  __device__ __forceinline__ float of_any(float dot, float added) const {
+    const float exponential = ptx::exp2(ptx::multiply(dot, ptx::multiply(to_x, 2.0f * log2_e)));
+    const float tanh = ptx::fma(-2.0f, ptx::reciprocal(1.0f + exponential), 1.0f);
+    return is_small(dot) ? of_small(dot, added) : ptx::fma(cap, tanh, added);
+  }
+};
+
+/// The score of the fixed order.
+template <bool has_softcap>
+__device__ __forceinline__ float ordered_score(float dot, float scale, float softcap, float added) {
+  if constexpr (has_softcap) return OrderedCap(scale, softcap).of_any(dot, added);
+  return ptx::fma(dot, scale, added);
+}
+
 }  // namespace flash_attention::tile

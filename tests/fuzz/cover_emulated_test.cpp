@@ -162,6 +162,12 @@ const Narrow segments{[](Domain domain) {
                         return domain.only(inputs, {"normal", "growing", "nan_value"});
                       },
                       {.longest = 1400, .max_products = 4e7, .max_nan_products = 4e7}};
+/// Scores below a soft cap, in the fixed order.
+const Narrow capped_in_order{[](Domain domain) {
+                               domain = in_order(domain).only(softcap, {"wide"}).only(queries, {"prime", "edge"});
+                               return domain.only(keys, {"edge"}).only(inputs, {"normal"});
+                             },
+                             {.max_products = 1e7}};
 const Narrow few_in_order{[](Domain domain) {
                             return in_order(domain).only(queries, {"1", "few"}).only(window, {"none", "causal"});
                           },
@@ -321,7 +327,7 @@ INSTANTIATE_TEST_SUITE_P(
         Part{"forward/fp32", 1, {plain_64, soft_cap}}, Part{"backward/fp32", 1, {split_64, same_bits_64}},
         Part{"forward/sm90",
              3,
-             {plain_64, plain_256, soft_cap, slopes_both_ways, many_queries, splits_of_keys, segments,
+             {plain_64, plain_256, soft_cap, slopes_both_ways, many_queries, splits_of_keys, segments, capped_in_order,
               blocks_of_keys, words_of_rows, words_of_programs, words_by_claims, plain_wide, wide_soft_cap, wide_slopes,
               wide_blocks}},
         Part{"forward/sm100", 2, {plain_64, plain_128}},

@@ -119,6 +119,7 @@ struct ScoreMath {
   /// takes another path.
   template <bool interior = false>
   __device__ __forceinline__ float in_units(float dot, float added) const {
+    if constexpr (Shape::ordered) return tile::ordered_score<features.softcap>(dot, score.scale, score.softcap, added);
     return tile::capped_score<features.softcap, interior>(dot, score.scale, score.softcap, added);
   }
 
@@ -129,6 +130,15 @@ struct ScoreMath {
       const int first_row = ptx::hide_from_compiler(row);  // computed only when the scores are ready
       const Added added[2] = {added_to(first_row, kv_begin), added_to(first_row + 8, kv_begin)};
       if constexpr (features.score_program) return modify_by_program<interior>(S, first_row, kv_begin, added);
+      if constexpr (Shape::ordered && features.softcap && !features.bias) {
+        const tile::OrderedCap cap(score.scale, score.softcap);
+        if (ptx::all(cap.is_small(tile::largest_magnitude(S)))) {
+          ptx::path<"forward/sm90 ordered cap of small scores">();
+#pragma unroll
+          for (int i = 0; i < count; ++i) S[i] = cap.of_small(S[i], added[row_of(i)].at(key_of(i), 0));
+          return;
+        }
+      }
       if (features.bias && bias.some_large()) {
         add<true, interior>(S, added);
       } else {
