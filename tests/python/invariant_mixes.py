@@ -49,7 +49,8 @@ class Sequence:
             return torch.randn(*shape, generator=generator).to(device)
 
         self.q = (randn(length, self.heads, self.dim) * rng.choice((0.3, 1, 4))).to(self.dtype)
-        self.k = randn(length, self.heads_kv, self.dim).to(self.dtype)
+        growth = torch.linspace(0.1, rng.choice((0.1, 4)), length).to(device)[:, None, None]  # late maxima, or small scores
+        self.k = (randn(length, self.heads_kv, self.dim) * rng.choice((1, growth))).to(self.dtype)
         self.v = randn(length, self.heads_kv, self.dim_v).to(self.dtype)
         wide = -(-length // 8) * 8  # rows of a bias begin at multiples of 16 bytes
         self.bias = randn(self.heads, length, wide)[..., :length].to(self.dtype) if "bias" in self.named else None
