@@ -27,6 +27,54 @@ namespace flash_attention {
 
 using namespace abi;
 
+/// mass += 2^(S - lse). If all is visible, the exponentials of `by_fma` of four columns do without the special function unit.
+/// Rows are keys: this thread's first one is `key`, and its other tiles are `tile_rows` apart. Columns
+/// are queries from `query` on, of which this thread's first is `column`.
+template <bool some_hidden, int tile_rows, int by_fma = 0, Features features, int tiles, int blocks>
+__device__ __forceinline__ void add_masses(float (&mass)[tiles][2], const float (&S)[tiles][blocks][4],
+                                           const tile::Score<features>& score, const float* minus_lse, int query, int key,
+                                           int column) {
+  const float scale_log2 = score.unit_scale() * tile::log2_e;
+#pragma unroll
+  for (int n = 0; n < blocks; ++n) {
+    const int first = some_hidden ? ptx::hide_from_compiler(query) : query;
+#pragma unroll
+    for (int c = 0; c < 2; ++c) {
+      const int i = first + 8 * n + column + c, existing = tile::min(i, score.sight.len_q - 1);
+      const float of_row = minus_lse[8 * n + column + c];
+      const tile::KeyRange range = some_hidden ? score.sight.keys_of(i) : tile::KeyRange{};
+#pragma unroll
+      for (int m = 0; m < tiles; ++m) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const int j = key + tile_rows * m + 8 * half;
+          const float dot = S[m][n][2 * half + c];
+          if constexpr (!some_hidden && tile::Score<features>::linear) {
+            if (n % 4 < by_fma) {
+              mass[m][half] = tile::add_exp2_by_fma(mass[m][half], ptx::fma(dot, scale_log2, of_row));
+              continue;
+            }
+          }
+          float p = 0;
+          if (!some_hidden || score.sight.visible(range, i, j)) {
+            const float units = tile::Score<features>::linear ? dot : score.in_units(dot, existing, j);
+            p = ptx::exp2(ptx::fma(units, scale_log2, of_row));
+            // A score of -inf is hidden, whatever the row's lse.
+            if (!tile::Score<features>::linear && units == -tile::infinity) p = 0;
+          }
+          mass[m][half] += p;
+        }
+      }
+    }
+  }
+}
+
+/// -lse of a query in powers of two; -inf for one that has no probabilities or does not exist.
+__device__ __forceinline__ float minus_lse_of(const float* lse, int i, int len_q) {
+  if (i >= len_q) return -tile::infinity;
+  return lse[i] < tile::lowest_lse ? -tile::infinity : -lse[i] * tile::log2_e;
+}
+
 template <ForwardConfig config>
 struct KeyMassSm80 {
   static constexpr Features features = config.features;
@@ -81,10 +129,8 @@ struct KeyMassSm80 {
                                                            from.from(tile_idx * block_q), thread);
   }
   /// -lse of the thread's query of a tile.
-  __device__ __forceinline__ float minus_lse_of(int tile_idx) const {
-    const int i = tile_idx * block_q + thread;
-    if (thread >= block_q || i >= score.sight.len_q) return -tile::infinity;
-    return lse[i] < tile::lowest_lse ? -tile::infinity : -lse[i] * tile::log2_e;
+  __device__ __forceinline__ float minus_lse_in(int tile_idx) const {
+    return minus_lse_of(lse, thread < block_q ? tile_idx * block_q + thread : score.sight.len_q, score.sight.len_q);
   }
 
   __device__ __forceinline__ void keep_K() {
@@ -127,36 +173,11 @@ struct KeyMassSm80 {
     }
   }
 
-  /// mass += 2^(S - lse) of 16 queries.
+  /// mass += 2^(S - lse).
   template <bool some_hidden>
   __device__ __forceinline__ void add(const Scores& S, int q_begin, int first, int stage) {
-    const float scale_log2 = score.unit_scale() * tile::log2_e;
-#pragma unroll
-    for (int n = 0; n < 2; ++n) {
-#pragma unroll
-      for (int column = 0; column < 2; ++column) {
-        const int query = first + 8 * n + place.column + column, i = q_begin + query;
-        const float minus_lse = storage.minus_lse[stage][query];
-        const tile::KeyRange range = some_hidden ? score.sight.keys_of(i) : tile::KeyRange{};
-        const int existing = tile::min(i, score.sight.len_q - 1);
-#pragma unroll
-        for (int m = 0; m < m_tiles; ++m) {
-#pragma unroll
-          for (int half = 0; half < 2; ++half) {
-            const int j = kv_begin + warp_row + 16 * m + place.row + 8 * half;
-            const float dot = S[m][n][2 * half + column];
-            float p = 0;
-            if (!some_hidden || score.sight.visible(range, i, j)) {
-              const float units = tile::Score<features>::linear ? dot : score.in_units(dot, existing, j);
-              p = ptx::exp2(ptx::fma(units, scale_log2, minus_lse));
-              // A score of -inf is hidden, whatever the row's lse.
-              if (!tile::Score<features>::linear && units == -tile::infinity) p = 0;
-            }
-            mass[m][half] += p;
-          }
-        }
-      }
-    }
+    add_masses<some_hidden, 16>(mass, S, score, storage.minus_lse[stage] + first, q_begin + first,
+                                kv_begin + warp_row + place.row, place.column);
   }
 
   /// The next tile of queries that see some of the keys, from tile_idx on; or tiles.end.
@@ -174,7 +195,7 @@ struct KeyMassSm80 {
     load_K();
     load_Q(tile_idx, 0);
     ptx::copy_async_commit();
-    if (thread < block_q) storage.minus_lse[0][thread] = minus_lse_of(tile_idx);
+    if (thread < block_q) storage.minus_lse[0][thread] = minus_lse_in(tile_idx);
     ptx::copy_async_wait<0>();
     __syncthreads();  // K, the first queries and their lse have landed
     keep_K();
@@ -184,7 +205,7 @@ struct KeyMassSm80 {
       float next_lse = 0;
       if (next_idx < tiles.end) {
         load_Q(next_idx, stage ^ 1);
-        next_lse = minus_lse_of(next_idx);
+        next_lse = minus_lse_in(next_idx);
       }
       ptx::copy_async_commit();
       const int q_begin = tile_idx * block_q;

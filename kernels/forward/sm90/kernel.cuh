@@ -237,8 +237,8 @@ __device__ __forceinline__ void forward_sm90_kernel(const abi::AttentionArgs& ar
     }
   } else {
     ptx::registers_increase<S::attend_registers>();
-    if constexpr (config.features.precomputed_mask_bits || S::list_bits)
-      ptx::griddepcontrol_wait();  // the mask bits are complete
+    if constexpr (config.features.precomputed_mask_bits || S::list_bits || config.features.max_logit)
+      ptx::griddepcontrol_wait();  // the mask bits are complete, the largest scores are -inf
     Warpgroup<config> wg{args, shared, warpgroup - 1, static_cast<int>(threadIdx.x) % wg_threads};
     pingpong_begin(wg);
 #pragma unroll 1

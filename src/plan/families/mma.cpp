@@ -84,6 +84,30 @@ void add_sm80_key_mass_launch(const Problem& problem, Plan& plan) {
              mma_tiles(problem.seq_kv, config.block_kv) * problem.heads_q * problem.batch);
 }
 
+void add_sm90_key_mass_launch(const Problem& problem, Plan& plan) {
+  if (!problem.return_key_mass) return;
+  if (problem.head_dim > 128) return add_sm80_key_mass_launch(problem, plan);
+  // 16 warps of 128 registers: two blocks, or one if their keys do not fit into shared memory twice.
+  const bool light = !key_mass_features(features_of(problem)).touches_scores(), wide = problem.head_dim > 64;
+  const bool long_keys = wide && light && problem.seq_kv > 1024;
+  abi::ForwardConfig config{.features = with_map(features_of(problem)),
+                            .head_dim = static_cast<int>(problem.head_dim),
+                            .head_dim_v = static_cast<int>(problem.head_dim),
+                            .block_q = 128,
+                            .block_kv = long_keys ? 512 : 256,
+                            .num_warps = long_keys ? 16 : 8};
+  config.features = key_mass_features(config.features);
+  const int columns = swizzled_tile_bytes(problem, 1, problem.head_dim);
+  add_launch(plan,
+             {.unit = "forward/key_mass_sm90",
+              .entry = "forward_key_mass_sm90",
+              .config = launch_config(config),
+              .block = 32 * config.num_warps,
+              .shared_bytes = (config.block_kv + 2 * config.block_q) * columns + 2 * mma_small_bytes,
+              .min_blocks_per_sm = light && !wide ? 2 : 1},
+             mma_tiles(problem.seq_kv, config.block_kv) * problem.heads_q * problem.batch);
+}
+
 Plan lay_out_mma_forward(const Problem& problem, const MmaForwardTile& tile, std::string unit, std::string entry) {
   Plan plan{.block_q = tile.block_q, .block_kv = tile.block_kv};
   abi::ForwardConfig config{.features = forward_features(with_map(features_of(problem))),

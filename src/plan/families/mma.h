@@ -41,6 +41,8 @@ struct MmaForwardTile {
 
 /// Adds the key masses after a forward kernel: by mma.sync if possible, otherwise on CUDA cores.
 void add_sm80_key_mass_launch(const Problem& problem, Plan& plan);
+/// The same by wgmma, for 16-bit types; wide heads by mma.sync.
+void add_sm90_key_mass_launch(const Problem& problem, Plan& plan);
 
 Plan lay_out_mma_forward(const Problem& problem, const MmaForwardTile& tile, std::string unit, std::string entry);
 

@@ -331,10 +331,10 @@ Plan lay_out_forward(const Request& r, const Sm90Tile& tile, const std::optional
               .cluster = cluster,
               .shared_bytes = abi::forward_sm90_layout(config).shared_bytes,
               .min_blocks_per_sm = blocks_per_sm,
-              .programmatic_launch = masked && !order},
+              .programmatic_launch = (masked || p.return_max_logit) && !order},
              blocks);
   if (splits) add_merge_launch(p, f.dtype, plan);
-  add_sm80_key_mass_launch(p, plan);
+  add_sm90_key_mass_launch(p, plan);
   return plan;
 }
 
