@@ -48,6 +48,7 @@ SUITES = {
     "tangent/sm90": "TangentSm90",
     "second/portable": "SecondPortable",
     "second/sm80": "SecondSm80",
+    "second/sm90": "SecondSm90",
 }
 CASES = (
     "plain",

@@ -151,6 +151,7 @@ struct ForwardConfig {
   bool dynamic_scheduler = false;  // sm90: blocks take the longest row tile that is left, by a counter in the workspace
   int page_rows = 0;               // sm90: keys of a TMA box, if keys are in pages
   int bias_stages = 0;             // sm90: tiles of biases in flight, by TMA; 0: each thread loads its own biases
+  bool late_values = false;        // tangent/sm90: products of values run under the softmax of the next block of keys
   bool split_keys = false;         // sm90: several work tiles share the keys of a row tile; their parts are merged
   ForwardLoop loop{};              // sm90
 };

@@ -97,10 +97,11 @@ struct RowState {
   /// and outputs. It is 1 if the maximum stays, so a tile in which a row sees nothing changes no bit of the row.
   /// scale_log2 = scale * log2(e) > 0. A large maximum is subtracted before the product with the scale, because the
   /// rounding error of that product would be an error of the exponent. With `exact` every maximum is; otherwise a vote
-  /// of the warp decides.
-  template <int log2_P_scale = 0, bool exact = false, int blocks>
+  /// of the warp decides. `slack`: a maximum that rises by no more powers of two is kept, so P may be up to 2^slack.
+  template <int log2_P_scale = 0, bool exact = false, int slack = 0, int blocks>
   __device__ __forceinline__ void update(float (&S)[blocks][4], float scale_log2, float (&rescale)[2]) {
-    update<log2_P_scale, exact>(S, {scale_log2, scale_log2}, rescale);
+    RowStatistics<false, false> none;
+    update<log2_P_scale, exact, slack>(S, {scale_log2, scale_log2}, rescale, none);
   }
   /// The same with a scale for each row.
   template <int log2_P_scale = 0, bool exact = false, int blocks>
@@ -109,7 +110,7 @@ struct RowState {
     update<log2_P_scale, exact>(S, scale_log2, rescale, none);
   }
   /// The same with the moments of the rows.
-  template <int log2_P_scale = 0, bool exact = false, int blocks, class Statistics>
+  template <int log2_P_scale = 0, bool exact = false, int slack = 0, int blocks, class Statistics>
   __device__ __forceinline__ void update(float (&S)[blocks][4], const float (&scale_log2)[2], float (&rescale)[2],
                                          Statistics& statistics) {
     float origin[2];
@@ -119,6 +120,7 @@ struct RowState {
 #pragma unroll
       for (int n = 0; n < blocks; ++n) new_max = ptx::max(new_max, ptx::max(S[n][2 * half], S[n][2 * half + 1]));
       new_max = reduce_quad(new_max, [](float a, float b) { return ptx::max(a, b); });
+      if constexpr (slack > 0) new_max = (new_max - max[half]) * scale_log2[half] > slack ? new_max : max[half];
       // For a row that has seen nothing the arithmetic stays finite: exp2(-inf - 0) = 0.
       origin[half] = new_max == -infinity ? 0 : new_max;
       rescale[half] = ptx::exp2((max[half] - origin[half]) * scale_log2[half]);

@@ -205,6 +205,7 @@ std::string to_source(const abi::ForwardConfig& config) {
   MEMBER(dynamic_scheduler);
   MEMBER(page_rows);
   MEMBER(bias_stages);
+  MEMBER(late_values);
   MEMBER(split_keys);
   if (config.loop != initial.loop) out.member("loop", to_source(config.loop));
   return out.done();

@@ -142,7 +142,7 @@ TEST(PlanProperties, PlansArePure) {
 
 TEST(PlanProperties, FlashNeedsNoQuadraticWorkspace) {
   for (const DeviceInfo& device : machines) {
-    for (Pass pass : {Pass::forward, Pass::backward}) {
+    for (Pass pass : {Pass::forward, Pass::backward, Pass::tangent, Pass::second}) {
       const auto bytes = [&](std::int64_t seq) {
         return make_plan({.seq_q = seq,
                           .seq_kv = seq,

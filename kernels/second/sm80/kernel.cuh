@@ -27,21 +27,24 @@
 
 namespace flash_attention {
 
-template <BackwardConfig config, bool of_keys>
+/// `warpgroups`: products are wgmma's (second/sm90), whose accumulators and A operands are laid out alike.
+template <BackwardConfig config, bool of_keys, bool warpgroups = false>
 struct SecondSm80 {
   static constexpr Features features = config.features;
   static constexpr Type type = features.dtype;
   static constexpr int head_dim = config.head_dim, head_dim_v = config.head_dim_v;
   static constexpr int block_q = config.block_q, block_kv = config.block_kv, threads = 32 * config.num_warps;
   static constexpr int rows = of_keys ? block_kv : block_q, columns = of_keys ? block_q : block_kv;
-  static constexpr int dim = tile::round_up(head_dim, 16), dim_v = tile::round_up(head_dim_v, 16);
+  static constexpr int columns_of_a_tile = warpgroups ? 64 : 16, num_stages = warpgroups ? config.num_stages : 2;
+  static constexpr int dim = tile::round_up(head_dim, columns_of_a_tile);
+  static constexpr int dim_v = tile::round_up(head_dim_v, columns_of_a_tile);
   static constexpr int steps = dim / 16, steps_v = dim_v / 16;
   static constexpr bool hides = tile::Visibility<features>::hides;
   using Element = ptx::Element<type>;
   using Rows = tile::Rows<const Element>;
   using Tile = float[1][columns / 8][4];
   using Operand = unsigned[columns / 16][4];
-  static_assert(rows == 16 * config.num_warps && columns % 16 == 0 && columns <= 32 && config.num_warps >= 3);
+  static_assert(rows == 16 * config.num_warps && columns % 16 == 0 && columns <= 64 && config.num_warps >= 3);
 
   template <int count>
   struct Queries {
@@ -66,7 +69,7 @@ struct SecondSm80 {
   using ColumnSide = typename Side<!of_keys, columns>::Of;
   struct SharedStorage {
     RowSide row;
-    ColumnSide stages[2];
+    ColumnSide stages[num_stages];
     int unsound[columns];  // of queries in columns: some of dO is not finite
   };
 
@@ -78,7 +81,7 @@ struct SecondSm80 {
 
   const AttentionArgs& args;
   SharedStorage& storage;
-  const tile::Sequence sequence;
+  const tile::Sequence& sequence;  // second/sm90: in shared memory, where it takes no registers
   const int first_head, end_head, row_begin;
   const int thread = threadIdx.x, lane = threadIdx.x % 32;
   const int warp_row = static_cast<int>(threadIdx.x) / 32 * 16;
@@ -141,18 +144,20 @@ struct SecondSm80 {
     result.count = sequence.visible_kv;
     return result.from(begin);
   }
-  template <int width, class To>
-  __device__ __forceinline__ void copy(To& to, const Rows& from) const {
-    tile::copy_tile_async<threads, width, To>(ptx::shared_address(&to), from, thread);
+  // `copying` threads, of which its_thread is one, start the copies.
+  template <int copying, int width, class To>
+  __device__ __forceinline__ static void copy(To& to, const Rows& from, int its_thread) {
+    tile::copy_tile_async<copying, width, To>(ptx::shared_address(&to), from, its_thread);
   }
-  template <int count>
-  __device__ __forceinline__ void load(Queries<count>& to, int head_idx, int begin) const {
-    copy<head_dim>(to.X, queries(args.Q, head_idx, begin));
-    if (has_Q) copy<head_dim>(to.X_tangent, queries(tile::tangent_view(args.Q, args.Q_tangent), head_idx, begin));
-    copy<head_dim_v>(to.Y, queries(args.dO, head_idx, begin));
+  template <int copying, int count>
+  __device__ __forceinline__ void load(Queries<count>& to, int head_idx, int begin, int its_thread) const {
+    copy<copying, head_dim>(to.X, queries(args.Q, head_idx, begin), its_thread);
+    if (has_Q)
+      copy<copying, head_dim>(to.X_tangent, queries(tile::tangent_view(args.Q, args.Q_tangent), head_idx, begin), its_thread);
+    copy<copying, head_dim_v>(to.Y, queries(args.dO, head_idx, begin), its_thread);
     const long long statistics = tile::statistics_offset<features>(args, sequence, head_idx) + begin;
     const auto copy_floats = [&](float(&floats)[count], const float* from) {
-      for (int r = thread; r < count; r += threads)
+      for (int r = its_thread; r < count; r += copying)
         ptx::copy_async_small<4>(ptx::shared_address(&floats[r]), from + statistics + r,
                                  begin + r < sequence.len_q ? 4 : 0);
     };
@@ -161,15 +166,18 @@ struct SecondSm80 {
     copy_floats(to.lse_tangent, tile::workspace<const float>(args, SecondRegion::lse_tangent));
     copy_floats(to.rest, tile::workspace<const float>(args, SecondRegion::rest));
   }
-  template <int count>
-  __device__ __forceinline__ void load(Keys<count>& to, int head_idx, int begin) const {
-    copy<head_dim>(to.X, keys(args.K, head_idx, begin));
-    if (has_K) copy<head_dim>(to.X_tangent, keys(tile::tangent_view(args.K, args.K_tangent), head_idx, begin));
-    copy<head_dim_v>(to.Y, keys(args.V, head_idx, begin));
-    if (has_V) copy<head_dim_v>(to.Y_tangent, keys(tile::tangent_view(args.V, args.V_tangent), head_idx, begin));
+  template <int copying, int count>
+  __device__ __forceinline__ void load(Keys<count>& to, int head_idx, int begin, int its_thread) const {
+    copy<copying, head_dim>(to.X, keys(args.K, head_idx, begin), its_thread);
+    if (has_K)
+      copy<copying, head_dim>(to.X_tangent, keys(tile::tangent_view(args.K, args.K_tangent), head_idx, begin), its_thread);
+    copy<copying, head_dim_v>(to.Y, keys(args.V, head_idx, begin), its_thread);
+    if (has_V)
+      copy<copying, head_dim_v>(to.Y_tangent, keys(tile::tangent_view(args.V, args.V_tangent), head_idx, begin), its_thread);
   }
-  __device__ __forceinline__ void load_columns(ColumnSide& to, const Step& step) const {
-    load(to, step.head_idx, step.tile_idx * columns);
+  template <int copying>
+  __device__ __forceinline__ void load_columns(ColumnSide& to, const Step& step, int its_thread) const {
+    load<copying>(to, step.head_idx, step.tile_idx * columns, its_thread);
     ptx::copy_async_commit();
   }
 
@@ -260,11 +268,11 @@ struct SecondSm80 {
   /// The same for all tensors that are summed with weights; a warp for each tensor.
   __device__ __forceinline__ void clear_nonfinite(ColumnSide& column) {
     const int warp = thread / 32;
-    if (lane < columns) {
-      if (warp == 0) clear_nonfinite(column.X, lane);
-      if (warp == 1 && has_column_tangent()) clear_nonfinite(column.X_tangent, lane);
+    for (int row = lane; row < columns; row += 32) {
+      if (warp == 0) clear_nonfinite(column.X, row);
+      if (warp == 1 && has_column_tangent()) clear_nonfinite(column.X_tangent, row);
       if constexpr (of_keys) {
-        if (warp == 2) storage.unsound[lane] = clear_nonfinite(column.Y, lane);
+        if (warp == 2) storage.unsound[row] = clear_nonfinite(column.Y, row);
       }
     }
   }
@@ -275,6 +283,7 @@ struct SecondSm80 {
                                                 const ColumnSide& column, const Step& at) const {
     const tile::Score<features> score = score_of(at);
     const tile::Tangents<features> tangents(args, sequence, at.head_idx);
+    const float unit = score.unit_scale() * tile::log2_e;
 #pragma unroll
     for (int n = 0; n < columns / 8; ++n) {
 #pragma unroll
@@ -286,19 +295,25 @@ struct SecondSm80 {
           if constexpr (of_keys) return column;
           if constexpr (!of_keys) return storage.row;
         }();
-        const float lse = statistics.lse[query], delta = statistics.delta[query],
-                    lse_tangent = statistics.lse_tangent[query], rest = statistics.rest[query];
+        const float delta = statistics.delta[query], lse_tangent = statistics.lse_tangent[query];
+        // If lse is -inf, so was every visible score: the row has no probabilities.
+        const float lse = statistics.lse[query], minus_lse = lse < tile::lowest_lse ? -tile::infinity : -lse * tile::log2_e;
+        const float rest = ptx::fma(lse_tangent, delta, statistics.rest[query]);
         float &W = S[0][n][e], &dS = dP[0][n][e], &dS_tangent = dP_tangent[0][n][e];
         if (some_hidden && !score.sight.visible(i, j)) {
           W = dS = dS_tangent = 0;
           continue;
         }
-        const tile::ScoreTangent s = tangents.of(score, S[0][n][e], S_tangent[0][n][e], i, j);
-        // If lse is -inf, so was every visible score: the row has no probabilities.
-        const float p = lse < tile::lowest_lse ? 0 : tile::exp(s.score - lse);
-        const float above = dP[0][n][e] - delta;
-        const float of_score = p * (s.tangent * above + dP_tangent[0][n][e] - lse_tangent * dP[0][n][e] - rest);
-        W = p * (s.tangent - lse_tangent);
+        tile::ScoreTangent s{};
+        if constexpr (tile::Score<features>::linear) {
+          s.score = S[0][n][e], s.tangent = ptx::fma(S_tangent[0][n][e], score.scale, -lse_tangent);
+        } else {
+          s = tangents.of(score, S[0][n][e], S_tangent[0][n][e], i, j);
+          s.tangent -= lse_tangent;
+        }
+        const float p = ptx::exp2(ptx::fma(s.score, unit, minus_lse)), above = dP[0][n][e] - delta;
+        const float of_score = p * ptx::fma(s.tangent, above, dS_tangent - rest);
+        W = p * s.tangent;
         dS_tangent = p * above;
         dS = of_score;
         if constexpr (features.softcap) {
@@ -353,8 +368,8 @@ struct SecondSm80 {
     const tile::TileRange range = tiles();
     Step at = seek({first_head, range.begin}, range);
     if (at.head_idx == end_head) return;
-    load(storage.row, first_head, row_begin);
-    load_columns(storage.stages[0], at);
+    load<threads>(storage.row, first_head, row_begin, thread);
+    load_columns<threads>(storage.stages[0], at, thread);
     int stage_idx = 0;
 #pragma unroll 1
     while (at.head_idx < end_head) {
@@ -363,7 +378,7 @@ struct SecondSm80 {
       stage_idx ^= 1;
       ptx::copy_async_wait<0>();
       __syncthreads();  // this stage has landed, and every warp is done with the other one
-      if (next.head_idx < end_head) load_columns(storage.stages[stage_idx], next);
+      if (next.head_idx < end_head) load_columns<threads>(storage.stages[stage_idx], next, thread);
       visit(at, column);
       at = next;
     }
@@ -389,7 +404,11 @@ struct SecondSm80 {
     tile::store_tile<32, width, 16, To>(address, warp_row, to.from(row_begin), lane);
   }
   __device__ __forceinline__ void finish() {
-    __syncwarp();  // all lanes have read the rows, over which the sums are written
+    if constexpr (warpgroups) {
+      ptx::barrier_sync(1 + warp_row / 64, 128);  // a warpgroup reads all its rows, over which the sums are written
+    } else {
+      __syncwarp();  // all lanes have read the rows, over which the sums are written
+    }
     if constexpr (of_keys) {
       const int kv_head_idx = first_head / args.group;
       store<head_dim>(storage.row.X, dX, args.scale, tile::key_rows<Element, features>(args.dK, sequence, kv_head_idx));

@@ -21,7 +21,7 @@
 // first. The center is the estimate of lse. from the time when the maximum of a row of the warp last grew. Sums that are
 // relative to the old center are then moved to the new one.
 
-#include "ptx/fence.cuh"
+#include "ptx/barrier.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/path.cuh"
 #include "ptx/registers.cuh"
@@ -45,6 +45,7 @@ struct TangentSm80 {
   static constexpr Type type = features.dtype;
   static constexpr int head_dim = config.head_dim, head_dim_v = config.head_dim_v;
   static constexpr int block_q = config.block_q, block_kv = config.block_kv, threads = 32 * config.num_warps;
+  static constexpr int num_stages = warpgroups ? config.num_stages : 2;
   static constexpr int columns_of_a_tile = warpgroups ? 64 : 16;
   static constexpr int dim = tile::round_up(head_dim, columns_of_a_tile);
   static constexpr int dim_v = tile::round_up(head_dim_v, columns_of_a_tile);
@@ -76,12 +77,12 @@ struct TangentSm80 {
       QTile Q_tangent;
       OTile O_tangent;
     };
-    Stage stages[2];
+    Stage stages[num_stages];
   };
 
   const AttentionArgs& args;
   SharedStorage& storage;
-  const tile::Sequence sequence;
+  const tile::Sequence& sequence;  // tangent/sm90: in shared memory, where it takes no registers
   const int head_idx, q_begin;
   const int thread = threadIdx.x, lane = threadIdx.x % 32;
   const int warp_row = static_cast<int>(threadIdx.x) / 32 * 16;
@@ -116,26 +117,35 @@ struct TangentSm80 {
     });
   }
 
-  __device__ __forceinline__ void load_queries() const {
-    const Rows from = tile::query_rows<const Element, features>(args.Q, sequence, head_idx).from(q_begin);
-    tile::copy_tile_async<threads, head_dim, QTile>(Q_smem, from, thread);
-    if (tangents.has_Q)
-      tile::copy_tile_async<threads, head_dim, QTile>(Q_tangent_smem, tangents.Q.from(q_begin), thread);
+  template <int copying, int width, class Tile>
+  __device__ __forceinline__ static void copy(Tile& to, const Rows& from, int its_thread) {
+    tile::copy_tile_async<copying, width, Tile>(ptx::shared_address(&to), from, its_thread);
   }
-  __device__ __forceinline__ void load_keys(Stage& stage, int kv_begin) const {
-    const auto keys = [&](const TensorView& view) {
-      Rows result = tile::key_rows<const Element, features>(view, sequence, head_idx / args.group);
-      result.count = sequence.visible_kv;
-      return result.from(kv_begin);
-    };
-    tile::copy_tile_async<threads, head_dim, KTile>(ptx::shared_address(&stage.K), keys(args.K), thread);
-    if (tangents.has_K)
-      tile::copy_tile_async<threads, head_dim, KTile>(ptx::shared_address(&stage.K_tangent), tangents.K.from(kv_begin),
-                                                      thread);
-    tile::copy_tile_async<threads, head_dim_v, VTile>(ptx::shared_address(&stage.V), keys(args.V), thread);
-    if (tangents.has_V)
-      tile::copy_tile_async<threads, head_dim_v, VTile>(ptx::shared_address(&stage.V_tangent), tangents.V.from(kv_begin),
-                                                        thread);
+  __device__ __forceinline__ Rows keys(const TensorView& view, int kv_begin) const {
+    Rows result = tile::key_rows<const Element, features>(view, sequence, head_idx / args.group);
+    result.count = sequence.visible_kv;
+    return result.from(kv_begin);
+  }
+  // `copying` threads, of which its_thread is one, start copies of these rows and of their tangents.
+  template <int copying>
+  __device__ __forceinline__ void load_queries(int its_thread) const {
+    copy<copying, head_dim>(storage.Q, tile::query_rows<const Element, features>(args.Q, sequence, head_idx).from(q_begin),
+                            its_thread);
+    if (tangents.has_Q) copy<copying, head_dim>(storage.Q_tangent, tangents.Q.from(q_begin), its_thread);
+  }
+  template <int copying>
+  __device__ __forceinline__ void load_keys(Stage& stage, int kv_begin, int its_thread) const {
+    copy<copying, head_dim>(stage.K, keys(args.K, kv_begin), its_thread);
+    if (tangents.has_K) copy<copying, head_dim>(stage.K_tangent, tangents.K.from(kv_begin), its_thread);
+  }
+  template <int copying>
+  __device__ __forceinline__ void load_values(Stage& stage, int kv_begin, int its_thread) const {
+    copy<copying, head_dim_v>(stage.V, keys(args.V, kv_begin), its_thread);
+    if (tangents.has_V) copy<copying, head_dim_v>(stage.V_tangent, tangents.V.from(kv_begin), its_thread);
+  }
+  __device__ __forceinline__ void load_stage(Stage& stage, int kv_begin) const {
+    load_keys<threads>(stage, kv_begin, thread);
+    load_values<threads>(stage, kv_begin, thread);
     ptx::copy_async_commit();
   }
 
@@ -184,19 +194,7 @@ struct TangentSm80 {
       }
     }
   }
-  /// The same products, and those by wgmma (tangent/sm90/kernel.cuh).
-  template <bool has_Q, bool has_K>
-  __device__ __forceinline__ void multiply_keys_wgmma(Scores& S, Scores& S_tangent, const Stage& stage) const;
-  template <bool has_V>
-  __device__ __forceinline__ void add_values_wgmma(Operand& of_P, Operand& of_W, const Stage& stage);
-
   __device__ __forceinline__ void multiply_keys(Scores& S, Scores& S_tangent, const Stage& stage) const {
-    if constexpr (warpgroups) {
-      if (tangents.has_Q && tangents.has_K) return multiply_keys_wgmma<true, true>(S, S_tangent, stage);
-      if (tangents.has_Q) return multiply_keys_wgmma<true, false>(S, S_tangent, stage);
-      if (tangents.has_K) return multiply_keys_wgmma<false, true>(S, S_tangent, stage);
-      return multiply_keys_wgmma<false, false>(S, S_tangent, stage);
-    }
     if (tangents.has_Q) {
       multiply_both<true>(S, S_tangent, ptx::shared_address(&stage.K));
     } else {
@@ -236,17 +234,28 @@ struct TangentSm80 {
     }
   }
 
+  __device__ __forceinline__ void modify(Scores& S, Scores& S_tangent, int kv_begin) const {
+    if (!score.sight.template all_visible<block_q, block_kv>(q_begin, kv_begin)) {
+      ptx::path<warpgroups ? "tangent/sm90 edge tile" : "tangent/sm80 edge tile">();
+      score_tile<true>(S, S_tangent, kv_begin);
+    } else if constexpr (!tile::Score<features>::linear) {
+      ptx::path<warpgroups ? "tangent/sm90 inner tile with options" : "tangent/sm80 inner tile with options">();
+      score_tile<false>(S, S_tangent, kv_begin);
+    }
+  }
+
   __device__ __forceinline__ static float sum_of_row(float part) {
     return tile::reduce_quad(part, [](float a, float b) { return a + b; });
   }
 
-  /// S becomes P, S. becomes W, and sums, O and A are moved to the new maximum and the new center.
-  __device__ __forceinline__ void exponentiate(Scores& S, Scores& S_tangent) {
+  /// Maxima that rise by less are kept, so sums move in few tiles. P is up to 2^slack then.
+  static constexpr int slack = 4;
+
+  /// S becomes P, and S. becomes W, relative to the center so far. Returns whether the maximum of a row of the warp has
+  /// risen: move() follows.
+  __device__ __forceinline__ bool exponentiate(Scores& S, Scores& S_tangent, float (&rescale)[2]) {
     const float scale = score.unit_scale();
-    float rescale[2];
-    rows.template update<0, features.bias || features.score_program>(S[0], scale * tile::log2_e, rescale);
-    float step[2] = {0, 0};  // change of the center
-    const bool moves = ptx::any(rescale[0] != 1 || rescale[1] != 1);
+    rows.template update<0, features.bias || features.score_program, slack>(S[0], scale * tile::log2_e, rescale);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       float added = 0;
@@ -254,24 +263,30 @@ struct TangentSm80 {
       for (int n = 0; n < block_kv / 8; ++n) {
 #pragma unroll
         for (int e = 2 * half; e < 2 * half + 2; ++e) {
-          S_tangent[0][n][e] = ptx::fma(S_tangent[0][n][e], scale, -center[half]);
-          added = ptx::fma(S[0][n][e], S_tangent[0][n][e], added);
+          S_tangent[0][n][e] = S[0][n][e] * ptx::fma(S_tangent[0][n][e], scale, -center[half]);
+          added += S_tangent[0][n][e];
         }
       }
       moment[half] = ptx::fma(moment[half], rescale[half], added);
-      if (moves) {
-        const float total = rows.total(half), of_row = sum_of_row(moment[half]);
-        step[half] = total > 0 ? of_row / total : 0;
-        moment[half] = ptx::fma(-step[half], rows.sum[half], moment[half]);
-        center[half] += step[half];
-      }
+    }
+    return ptx::any(rescale[0] != 1 || rescale[1] != 1);
+  }
+
+  /// Moves W, the moments, O and A to the new maxima and to a new center, the estimate of lse. from the keys so far.
+  __device__ __forceinline__ void move(const Scores& P, Scores& W, const float (&rescale)[2]) {
+    float step[2];  // change of the center
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float total = rows.total(half), of_row = sum_of_row(moment[half]);
+      step[half] = total > 0 ? of_row / total : 0;
+      moment[half] = ptx::fma(-step[half], rows.sum[half], moment[half]);
+      center[half] += step[half];
     }
 #pragma unroll
     for (int n = 0; n < block_kv / 8; ++n) {
 #pragma unroll
-      for (int e = 0; e < 4; ++e) S_tangent[0][n][e] = S[0][n][e] * (S_tangent[0][n][e] - step[e / 2]);
+      for (int e = 0; e < 4; ++e) W[0][n][e] = ptx::fma(-step[e / 2], P[0][n][e], W[0][n][e]);
     }
-    if (!moves) return;
 #pragma unroll
     for (int n = 0; n < dim_v / 8; ++n) {
 #pragma unroll
@@ -302,13 +317,6 @@ struct TangentSm80 {
     Operand of_P;
 #pragma unroll
     for (int step = 0; step < kv_steps; ++step) tile::pack_a<type>(of_P[step], P[0][2 * step], P[0][2 * step + 1]);
-    if constexpr (warpgroups) {
-      Operand of_W;
-#pragma unroll
-      for (int step = 0; step < kv_steps; ++step) tile::pack_a<type>(of_W[step], W[0][2 * step], W[0][2 * step + 1]);
-      if (tangents.has_V) return add_values_wgmma<true>(of_P, of_W, stage);
-      return add_values_wgmma<false>(of_P, of_W, stage);
-    }
     const unsigned V_address =
         tile::b_address<VTile>(ptx::shared_address(&stage.V), 0, ptx::hide_from_compiler(lane));
 #pragma unroll
@@ -337,20 +345,14 @@ struct TangentSm80 {
     }
   }
 
-  /// This thread's copies have landed; wgmma reads by another proxy.
-  __device__ __forceinline__ static void wait_for_copies() {
-    ptx::copy_async_wait<0>();
-    if constexpr (warpgroups) ptx::fence_async_shared();
-  }
-
   __device__ __forceinline__ void attend(const tile::TileRange& tiles) {
     tile::VisibleTiles visible_tiles;
     int tile_idx = tile_below(tiles.end - 1, tiles, visible_tiles), stage_idx = 0;
     if (tile_idx < tiles.begin) return;  // the masks hide all tiles
-    load_queries();
-    load_keys(storage.stages[0], tile_idx * block_kv);
+    load_queries<threads>(thread);
+    load_stage(storage.stages[0], tile_idx * block_kv);
     if constexpr (Q_in_registers) {
-      wait_for_copies();
+      ptx::copy_async_wait<0>();
       __syncthreads();  // Q has landed: cp.async waits only for a thread's own copies
       keep_queries();
     }
@@ -359,19 +361,14 @@ struct TangentSm80 {
       const int kv_begin = tile_idx * block_kv, next_idx = tile_below(tile_idx - 1, tiles, visible_tiles);
       Stage& stage = storage.stages[stage_idx];
       stage_idx ^= 1;
-      wait_for_copies();
+      ptx::copy_async_wait<0>();
       __syncthreads();  // this stage has landed, and every warp is done with the other one
-      if (next_idx >= tiles.begin) load_keys(storage.stages[stage_idx], next_idx * block_kv);
+      if (next_idx >= tiles.begin) load_stage(storage.stages[stage_idx], next_idx * block_kv);
       Scores S{}, S_tangent{};
       multiply_keys(S, S_tangent, stage);
-      if (!score.sight.template all_visible<block_q, block_kv>(q_begin, kv_begin)) {
-        ptx::path<warpgroups ? "tangent/sm90 edge tile" : "tangent/sm80 edge tile">();
-        score_tile<true>(S, S_tangent, kv_begin);
-      } else if constexpr (!tile::Score<features>::linear) {
-        ptx::path<warpgroups ? "tangent/sm90 inner tile with options" : "tangent/sm80 inner tile with options">();
-        score_tile<false>(S, S_tangent, kv_begin);
-      }
-      exponentiate(S, S_tangent);
+      modify(S, S_tangent, kv_begin);
+      float rescale[2];
+      if (exponentiate(S, S_tangent, rescale)) move(S, S_tangent, rescale);
       if constexpr (features.dropout) drop_tile(S, S_tangent, kv_begin);
       add_values(S, S_tangent, stage);
       tile_idx = next_idx;
@@ -390,7 +387,7 @@ struct TangentSm80 {
     }
     float lse[2], mu[2], check = 0;  // becomes NaN if a result is not finite
     if constexpr (warpgroups) {
-      __syncthreads();  // a warpgroup reads the queries of all its rows, which the results replace
+      ptx::barrier_sync(1 + warp_row / 64, 128);  // a warpgroup reads the queries of all its rows, which the results replace
     } else {
       __syncwarp();  // all lanes have read the queries, which the results replace
     }
@@ -483,21 +480,27 @@ struct TangentSm80 {
   }
 };
 
-/// The work of one thread block. `second`: for second derivatives.
-template <ForwardConfig config, bool second, bool warpgroups = false>
-__device__ __forceinline__ void tangent_sm80_block(const AttentionArgs& args,
-                                                   typename TangentSm80<config, warpgroups>::SharedStorage& storage) {
+/// Calls use(sequence, head_idx, q_begin) with the queries of this thread block, if there are any.
+template <ForwardConfig config, class Use>
+__device__ __forceinline__ void with_tangent_block(const AttentionArgs& args, const Use& use) {
   const int num_tiles = tile::ceil_div(args.seq_q, config.block_q);
   const auto block = tile::query_block(tile::by_work<config.features>(blockIdx.x, gridDim.x, num_tiles, args.seq_kv),
                                        num_tiles, args.heads_q);
   const tile::Sequence sequence = tile::make_sequence<config.features>(args, block.batch_idx);
   const int q_begin = block.tile_idx * config.block_q;
-  if (q_begin >= sequence.rows_q) return;
+  if (q_begin < sequence.rows_q) use(sequence, block.head_idx, q_begin);
+}
 
-  TangentSm80<config, warpgroups> kernel(args, storage, sequence, block.head_idx, q_begin);
-  const auto tiles = kernel.score.sight.template key_tiles<config.block_q, config.block_kv>(q_begin);
-  if (tiles.begin < tiles.end) kernel.attend(tiles);
-  kernel.template finish<second>();
+/// The work of one thread block. `second`: for second derivatives.
+template <ForwardConfig config, bool second>
+__device__ __forceinline__ void tangent_sm80_block(const AttentionArgs& args,
+                                                   typename TangentSm80<config>::SharedStorage& storage) {
+  with_tangent_block<config>(args, [&](const tile::Sequence& sequence, int head_idx, int q_begin) {
+    TangentSm80<config> kernel(args, storage, sequence, head_idx, q_begin);
+    const auto tiles = kernel.score.sight.template key_tiles<config.block_q, config.block_kv>(q_begin);
+    if (tiles.begin < tiles.end) kernel.attend(tiles);
+    kernel.template finish<second>();
+  });
 }
 
 template <ForwardConfig config>

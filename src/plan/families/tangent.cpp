@@ -11,7 +11,7 @@
 #include "plan/workspace.h"
 #include "support/ceil_div.h"
 
-// Forward mode and second derivatives on a GPU: on CUDA cores, with mma.sync, and forward mode with wgmma.
+// Forward mode and second derivatives on a GPU: on CUDA cores, with mma.sync, and with wgmma.
 
 namespace flash_attention::plan {
 namespace {
@@ -61,14 +61,14 @@ Answer plan_tangent(const Request& r) {
 
 constexpr std::int64_t sm80_max_dim = 128;  // S, S., O and A of wider heads do not fit in registers
 
-/// 16 queries a warp; queries and their tangents stay in shared memory, keys, values and theirs have two stages.
+/// 16 queries a warp; queries and their tangents stay in shared memory, keys, values and theirs have stages.
 struct TangentTile {
-  int block_q, block_kv;
+  int block_q, block_kv, stages = 2;
 
   int shared_bytes(const Problem& problem) const {
     const auto bytes = [&](int rows, std::int64_t columns) { return swizzled_tile_bytes(problem, rows, columns); };
     return 2 * bytes(block_q, std::max(problem.head_dim, problem.head_dim_v)) +
-           4 * (bytes(block_kv, problem.head_dim) + bytes(block_kv, problem.head_dim_v));
+           2 * stages * (bytes(block_kv, problem.head_dim) + bytes(block_kv, problem.head_dim_v));
   }
 };
 
@@ -89,13 +89,18 @@ std::string reject_tangent_tile(const Request& r, const TangentTile& tile) {
   return "it needs " + std::to_string(bytes) + " bytes of shared memory, there are " + std::to_string(r.device.shared_bytes);
 }
 
-Plan lay_out_tangent(const Problem& problem, const TangentTile& tile, std::string unit, std::string entry) {
-  Plan plan{.block_q = tile.block_q, .block_kv = tile.block_kv};
+abi::ForwardConfig tangent_config(const Problem& problem, const TangentTile& tile) {
   abi::ForwardConfig config = portable_config(problem);
   config.block_q = tile.block_q, config.block_kv = tile.block_kv, config.num_warps = tile.block_q / 16;
+  return config;
+}
+
+Plan lay_out_tangent_sm80(const Problem& problem, const TangentTile& tile) {
+  Plan plan{.block_q = tile.block_q, .block_kv = tile.block_kv};
+  const abi::ForwardConfig config = tangent_config(problem, tile);
   add_launch(plan,
-             {.unit = std::move(unit),
-              .entry = std::move(entry),
+             {.unit = "tangent/sm80",
+              .entry = "tangent_sm80",
               .config = launch_config(config),
               .block = 32 * config.num_warps,
               .shared_bytes = tile.shared_bytes(problem),
@@ -115,28 +120,67 @@ Answer plan_tangent_sm80(const Request& r) {
     if (reason = reject_tangent_tile(r, tile); !reason.empty()) return refuse_tile(*r.tile, reason);
   }
   if (tile.shared_bytes(r.problem) > r.device.shared_bytes) return Refusal{"needs more shared memory"};
-  return Offer{lay_out_tangent(r.problem, tile, "tangent/sm80", "tangent_sm80")};
+  return Offer{lay_out_tangent_sm80(r.problem, tile)};
 }
 
 // tangent/sm90 --------------------------------------------------------------------------------------------------------
 
-/// Widths are filled up to 64 or 128 columns. 64 queries, two blocks of which share an SM, would read keys twice as often as
-/// 128: at 96 operations a byte L2 would be the limit. They are for few queries. Options of scores need the registers of 32
-/// keys of wide heads.
+constexpr int sm90_copying_warps = 4;
+
+/// As many stages as fit, at most 4. The tiles are filled up to 64 or 128 columns.
+TangentTile with_stages(TangentTile tile, const Request& r) {
+  for (tile.stages = 4; tile.stages > 2 && tile.shared_bytes(r.problem) + mma_small_bytes > r.device.shared_bytes;)
+    --tile.stages;
+  return tile;
+}
+
+/// 64 queries, two blocks of which share an SM, would read keys twice as often as 128: at 96 operations a byte L2 would be
+/// the limit. They are for few queries.
+TangentTile tangent_tile_sm90(const Request& r) {
+  const bool few = r.problem.seq_q <= 64;
+  return {few ? 64 : 128, is_wide(r.problem) && (few || r.features.touches_scores()) ? 32 : 64};
+}
+
+/// Whether the registers are enough for the products of two KV blocks. At 128 columns they are with 32 keys, but 64 one after
+/// another are faster: 2.57 and 2.65 ms (H200, 16 heads of 8192).
+bool has_late_values(const Request& r, const TangentTile& tile) {
+  return !r.features.touches_scores() && ((tile.block_q == 128 && !is_wide(r.problem)) || tile.block_kv == 32);
+}
+
+abi::ForwardConfig tangent_config_sm90(const Request& r, const TangentTile& tile) {
+  abi::ForwardConfig config = tangent_config(r.problem, tile);
+  config.num_stages = tile.stages, config.late_values = has_late_values(r, tile);
+  return config;
+}
+
+Plan lay_out_tangent_sm90(const Request& r, const TangentTile& tile) {
+  Plan plan{.block_q = tile.block_q, .block_kv = tile.block_kv};
+  const abi::ForwardConfig config = tangent_config_sm90(r, tile);
+  add_launch(plan,
+             {.unit = "tangent/sm90",
+              .entry = "tangent_sm90",
+              .config = launch_config(config),
+              .block = 32 * (config.num_warps + sm90_copying_warps),
+              .shared_bytes = tile.shared_bytes(r.problem) + mma_small_bytes,
+              .min_blocks_per_sm = config.num_warps == 4 ? 2 : 1},
+             ceil_div(r.problem.seq_q, tile.block_q) * r.problem.heads_q * r.problem.batch);
+  return plan;
+}
+
 Answer plan_tangent_sm90(const Request& r) {
   if (r.device.arch != 90) return Refusal{"needs sm_90"};
   if (r.problem.dtype == Dtype::float32) return Refusal{"needs a 16-bit dtype"};
   std::string reason = reject_derivatives(r.problem);
   if (reason.empty()) reason = reject_mma_problem(r.problem, r.device, sm80_max_dim);
+  if (reason.empty() && is_wide(r.problem) && r.features.modifies_scores() && (r.features.mask || r.features.has_tile_map()))
+    reason = "has no registers for masks and options of scores of wide heads";
   if (!reason.empty()) return Refusal{std::move(reason)};
-  const bool few = r.problem.seq_q <= 64;
-  const bool few_registers = is_wide(r.problem) && (few || r.features.touches_scores());
-  TangentTile tile{few ? 64 : 128, few_registers ? 32 : 64};
+  TangentTile tile = tangent_tile_sm90(r);
   if (r.tile) {
     tile = {r.tile->block_q, r.tile->block_kv};
     if (reason = reject_tangent_tile(r, tile); !reason.empty()) return refuse_tile(*r.tile, reason);
   }
-  return Offer{lay_out_tangent(r.problem, tile, "tangent/sm90", "tangent_sm90")};
+  return Offer{lay_out_tangent_sm90(r, with_stages(tile, r))};
 }
 
 // Second derivatives --------------------------------------------------------------------------------------------------
@@ -171,72 +215,117 @@ Plan lay_out_second(const Problem& problem) {
 /// Rows that a thread block owns, 16 a warp, and columns that its loop goes over, which have two stages: keys and queries for
 /// dK and dV, queries and keys for dQ.
 struct SecondTile {
-  int rows, columns;
+  int rows, columns, stages = 2;
 
   int shared_bytes(const Problem& problem, bool of_keys) const {
     const auto bytes = [&](int count, std::int64_t width) { return swizzled_tile_bytes(problem, count, width); };
     const auto keys = [&](int count) { return 2 * (bytes(count, problem.head_dim) + bytes(count, problem.head_dim_v)); };
     const auto queries = [&](int count) {
-      return 2 * bytes(count, problem.head_dim) + bytes(count, problem.head_dim_v) + mma_small_bytes;
+      const int statistics = static_cast<int>(ceil_div(count * 4 * sizeof(float), mma_small_bytes)) * mma_small_bytes;
+      return 2 * bytes(count, problem.head_dim) + bytes(count, problem.head_dim_v) + statistics;
     };
-    return (of_keys ? keys(rows) + 2 * queries(columns) : queries(rows) + 2 * keys(columns)) + mma_small_bytes;
+    return (of_keys ? keys(rows) + stages * queries(columns) : queries(rows) + stages * keys(columns)) + mma_small_bytes;
   }
 };
 
 /// Gradients of 128 columns leave room for the products of 16 columns of the other side.
 SecondTile second_tile(const Problem& problem) { return {64, is_wide(problem) ? 16 : 32}; }
 
-std::string reject_second_sm80(const Request& r) {
+/// Why neither second/sm80 nor second/sm90 takes the problem.
+std::string reject_second_mma(const Request& r) {
   const Problem& problem = r.problem;
   if (r.device.arch >= 80 && problem.dtype != Dtype::bfloat16)
     return "needs bfloat16: products of three gradients leave the range of float16";
   if (r.features.dropout) return "takes no dropout";
   if (r.features.score_program) return "has no second derivatives of a program's score";
   std::string reason = reject_derivatives(problem);
-  if (reason.empty()) reason = reject_mma_problem(problem, r.device, sm80_max_dim);
-  if (!reason.empty()) return reason;
+  return reason.empty() ? reject_mma_problem(problem, r.device, sm80_max_dim) : reason;
+}
+
+std::string reject_second_sm80(const Request& r) {
+  const Problem& problem = r.problem;
+  if (std::string reason = reject_second_mma(r); !reason.empty()) return reason;
   const SecondTile tile = second_tile(problem);
   const int bytes = std::max({tile.shared_bytes(problem, true), tile.shared_bytes(problem, false),
                               tangent_tile(r).shared_bytes(problem)});
   return bytes > r.device.shared_bytes ? "needs more shared memory" : "";
 }
 
-Plan lay_out_second_sm80(const Request& r) {
-  const Problem& problem = r.problem;
-  const TangentTile of_rows = tangent_tile(r);
-  const SecondTile tile = second_tile(problem);
-  Plan plan{.block_q = tile.columns, .block_kv = tile.rows};
+/// A launch of the rows, then one for each side.
+struct SecondLaunches {
+  std::string unit, prefix;
+  abi::ForwardConfig of_rows;
+  int row_shared_bytes;
+  SecondTile of_keys, of_queries;
+  int copying_warps;
+};
+
+Plan lay_out_second_mma(const Problem& problem, const SecondLaunches& launches) {
+  const SecondTile &of_keys = launches.of_keys, &of_queries = launches.of_queries;
+  const int barriers = launches.copying_warps != 0 ? mma_small_bytes : 0;
+  Plan plan{.block_q = of_keys.columns, .block_kv = of_keys.rows};
   reserve_rows(problem, plan);
-  const auto add = [&](std::string entry, const LaunchConfig& config, int warps, int shared_bytes, std::int64_t blocks) {
+  const auto add = [&](const char* name, const LaunchConfig& config, int warps, int shared_bytes, std::int64_t blocks) {
     add_launch(plan,
-               {.unit = "second/sm80",
-                .entry = std::move(entry),
+               {.unit = launches.unit,
+                .entry = launches.prefix + name,
                 .config = config,
-                .block = 32 * warps,
+                .block = 32 * (warps + launches.copying_warps),
                 .shared_bytes = shared_bytes,
                 .min_blocks_per_sm = warps == 4 ? 2 : 1},
                blocks);
   };
-  abi::ForwardConfig forward = portable_config(problem);
-  forward.block_q = of_rows.block_q, forward.block_kv = of_rows.block_kv, forward.num_warps = of_rows.block_q / 16;
+  const abi::ForwardConfig& forward = launches.of_rows;
   const std::int64_t heads = problem.heads_q * problem.batch;
-  add("second_sm80_rows", launch_config(forward), forward.num_warps, of_rows.shared_bytes(problem),
-      std::max(ceil_div(problem.seq_q, of_rows.block_q) * heads, tail_blocks(problem)));
-  abi::BackwardConfig backward = portable_backward_config(problem);
-  backward.num_warps = tile.rows / 16;
-  backward.block_q = tile.columns, backward.block_kv = tile.rows;
-  add("second_sm80_dkv", launch_config(backward), backward.num_warps, tile.shared_bytes(problem, true),
-      ceil_div(problem.seq_kv, tile.rows) * problem.heads_kv * problem.batch);
-  backward.block_q = tile.rows, backward.block_kv = tile.columns;
-  add("second_sm80_dq", launch_config(backward), backward.num_warps, tile.shared_bytes(problem, false),
-      ceil_div(problem.seq_q, tile.rows) * heads);
+  add("_rows", launch_config(forward), forward.num_warps, launches.row_shared_bytes,
+      std::max(ceil_div(problem.seq_q, forward.block_q) * heads, tail_blocks(problem)));
+  const auto add_side = [&](const char* name, const SecondTile& tile, bool has_keys, std::int64_t blocks) {
+    abi::BackwardConfig config = portable_backward_config(problem);
+    config.num_warps = tile.rows / 16, config.num_stages = tile.stages;
+    config.block_q = has_keys ? tile.columns : tile.rows, config.block_kv = has_keys ? tile.rows : tile.columns;
+    add(name, launch_config(config), config.num_warps, tile.shared_bytes(problem, has_keys) + barriers, blocks);
+  };
+  add_side("_dkv", of_keys, true, ceil_div(problem.seq_kv, of_keys.rows) * problem.heads_kv * problem.batch);
+  add_side("_dq", of_queries, false, ceil_div(problem.seq_q, of_queries.rows) * heads);
   add_bias_launch(problem, "second/portable", "second_dbias", plan);
   add_sink_launch(problem, "second/portable", "second_dsink", plan);
   return plan;
 }
 
 Answer plan_second_sm80(const Request& r) {
-  return offer_unless(reject_second_sm80(r), [&] { return lay_out_second_sm80(r); });
+  return offer_unless(reject_second_sm80(r), [&] {
+    const TangentTile of_rows = tangent_tile(r);
+    return lay_out_second_mma(r.problem, {.unit = "second/sm80",
+                                          .prefix = "second_sm80",
+                                          .of_rows = tangent_config(r.problem, of_rows),
+                                          .row_shared_bytes = of_rows.shared_bytes(r.problem),
+                                          .of_keys = second_tile(r.problem),
+                                          .of_queries = second_tile(r.problem),
+                                          .copying_warps = 0});
+  });
+}
+
+// second/sm90 ---------------------------------------------------------------------------------------------------------
+
+std::string reject_second_sm90(const Request& r) {
+  if (r.device.arch != 90) return "needs sm_90";
+  if (std::string reason = reject_second_mma(r); !reason.empty()) return reason;
+  if (is_wide(r.problem) && r.features.modifies_scores()) return "has no registers for options of scores of wide heads";
+  return std::max(r.problem.seq_q, r.problem.seq_kv) <= 64 ? "has tiles of 128 rows, which would not be filled" : "";
+}
+
+Answer plan_second_sm90(const Request& r) {
+  return offer_unless(reject_second_sm90(r), [&] {
+    const TangentTile of_rows = with_stages(tangent_tile_sm90(r), r);
+    const bool wide = is_wide(r.problem), modifies = r.features.modifies_scores();
+    return lay_out_second_mma(r.problem, {.unit = "second/sm90",
+                                          .prefix = "second_sm90",
+                                          .of_rows = tangent_config_sm90(r, of_rows),
+                                          .row_shared_bytes = of_rows.shared_bytes(r.problem) + mma_small_bytes,
+                                          .of_keys = {128, wide || modifies ? 32 : 64, 3},
+                                          .of_queries = {128, wide ? 32 : 64, 3},
+                                          .copying_warps = sm90_copying_warps});
+  });
 }
 
 // second/portable -----------------------------------------------------------------------------------------------------
@@ -250,7 +339,7 @@ Answer plan_second(const Request& r) {
 }  // namespace
 
 std::span<const KernelEntry> tangent_kernels() {
-  static const std::array<KernelEntry, 5> rows{
+  static const std::array<KernelEntry, 6> rows{
       KernelEntry{.name = "tangent/sm90",
                   .pass = Pass::tangent,
                   .device = DeviceKind::cuda,
@@ -273,6 +362,15 @@ std::span<const KernelEntry> tangent_kernels() {
                   .requirements = "any GPU from sm_70, every dtype and option that has tangents",
                   .takes = {.hidden_rows = true, .block_mask = true, .programs = true},
                   .plan = plan_tangent},
+      KernelEntry{.name = "second/sm90",
+                  .pass = Pass::second,
+                  .device = DeviceKind::cuda,
+                  .requirements = "sm_90, bfloat16, heads of up to 128 columns, no dropout, no program that changes scores, "
+                                  "strides that are multiples of 8, a positive scale, more than 64 queries or keys, "
+                                  "above 64 columns no soft cap, bias or ALiBi",
+                  .takes = {.hidden_rows = true, .block_mask = true, .programs = true},
+                  .proven = run_on_h200,
+                  .plan = plan_second_sm90},
       KernelEntry{.name = "second/sm80",
                   .pass = Pass::second,
                   .device = DeviceKind::cuda,

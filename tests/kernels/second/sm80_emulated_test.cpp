@@ -8,11 +8,6 @@ Target second_sm80(int arch = 80) {
   return {.device = {.kind = DeviceKind::emulator, .emulated_arch = arch}, .kernel = "second/sm80", .pass = Pass::second};
 }
 
-Case without_dropout(Case c) {
-  c.problem.dropout_p = 0;
-  return c;
-}
-
 using SecondSm80 = ::testing::TestWithParam<Case>;
 
 TEST_P(SecondSm80, Emulated) {

@@ -100,4 +100,10 @@ inline void check_derivatives_reproducible(const Case& c, const Target& target) 
   EXPECT_EQ(first_changed(one, attempt_derivatives(c, target, in, tangents).results), "");
 }
 
+/// second/sm80 and second/sm90 take no dropout.
+inline Case without_dropout(Case c) {
+  c.problem.dropout_p = 0;
+  return c;
+}
+
 }  // namespace flash_attention::testing
