@@ -338,6 +338,20 @@ PLANTS = (
         "kernels_emulated_test */ForwardScores.*",
     ),
     Plant(
+        "the fixed order: decoding keeps a reference whose sum is too large",
+        "kernels/decode/ordered.cuh",
+        "suspect = suspect || tile::may_exceed<type>(largest, sum[half]);",
+        "suspect = suspect || largest < 0;",
+        "kernels_emulated_test Invariant.EmulatedLargeScores",
+    ),
+    Plant(
+        "the fixed order: a prefill tile with a reference that was too low is not repeated",
+        "kernels/forward/sm90/ordered_loop.cuh",
+        "rows.sum[r] = kept && !sound ? tile::infinity : sum;",
+        "rows.sum[r] = kept && !sound && sum < 0 ? tile::infinity : sum;",
+        "kernels_emulated_test Invariant.EmulatedLargeScores",
+    ),
+    Plant(
         "the slope of a soft cap from its rounded value",
         "kernels/tile/math.cuh",
         "  slope = exponential * shortfall * shortfall;",
