@@ -271,6 +271,23 @@ TEST(PlanDecode, SharesOutBlocksAmongHeads) {
 
 /// 64 KB are on their way to an SM at a time, 128 KB where other heads are not read side by side; all stages where SMs or
 /// keys are few.
+/// Two blocks of an SM have smaller tiles, if every SM has many items that are alike.
+TEST(PlanDecode, ManyItemsHaveSmallTiles) {
+  const auto keys = [](Problem problem) { return make_plan(problem, Pass::forward, h200).block_kv; };
+  Problem problem = one_token(256, 1024);
+  EXPECT_EQ(keys(problem), 128) << "lengths may differ";
+  problem.seqused_kv = false;
+  EXPECT_EQ(keys(problem), 64);
+  EXPECT_EQ(blocks_of(make_plan(problem, Pass::forward, h200)), 256);
+  problem.kv_dtype = Dtype::float8_e4m3;
+  EXPECT_EQ(keys(problem), 64) << "the same bits need the same tiles";
+  problem.kv_dtype.reset();
+  problem.batch = 64;
+  EXPECT_EQ(keys(problem), 128) << "four items for each SM";
+  problem.batch = 256, problem.seq_q = 4;
+  EXPECT_EQ(keys(problem), 128) << "16 rows";
+}
+
 TEST(PlanDecode, LimitsTheTilesInFlight) {
   const auto tiles = [](const Problem& problem, const char* kernel = "decode/sm90") {
     return config_of(make_plan(problem, Pass::forward, h200, kernel)).tiles_in_flight;
