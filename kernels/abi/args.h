@@ -151,6 +151,8 @@ struct AttentionArgs {
   int stacked_group;
 
   GroupView K_groups, V_groups;
+
+  int early_heads;  // BackwardConfig::early_dq: so many heads, counted over the batch, are converted early: the first ones
 };
 
 static_assert(sizeof(TensorMap) == 128 && sizeof(TensorView) == 32 && sizeof(ScoreView) == 32);

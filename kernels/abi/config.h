@@ -201,6 +201,7 @@ struct BackwardConfig {
   bool interleave_heads = false;       // sm90: neighbouring tasks have different heads
   bool split_first = false;            // sm90: tasks may share the queries of each head's first tile of keys
   bool statistics_by_product = false;  // sm90: the products of S and dP also subtract the row statistics
+  bool early_dq = false;               // sm90: blocks convert dQ of early heads while they compute later ones
   bool mask_bits = false;              // sm90: an earlier launch has made words of the tiles that masks show in part
   BackwardLoop loop{};                 // sm90
 };

@@ -230,6 +230,7 @@ std::string to_source(const abi::BackwardConfig& config) {
   MEMBER(interleave_heads);
   MEMBER(split_first);
   MEMBER(statistics_by_product);
+  MEMBER(early_dq);
   MEMBER(mask_bits);
   if (config.loop != initial.loop) out.member("loop", to_source(config.loop));
   return out.done();

@@ -186,6 +186,7 @@ abi::AttentionArgs make_arguments(const Problem& p, const Plan& plan, const Buff
   args.total_q = static_cast<int>(plan.shared_rows != 0 ? plan.shared_rows : p.total_q);
   args.total_kv = static_cast<int>(p.total_kv);
   args.num_splits = plan.num_splits;
+  args.early_heads = plan.early_heads;
   constexpr std::int64_t far = std::numeric_limits<int>::max() / 2;
   args.window_left = static_cast<int>(std::min(p.window_left, far));
   args.window_right = static_cast<int>(std::min(p.window_right, far));

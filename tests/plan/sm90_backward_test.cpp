@@ -94,6 +94,42 @@ TEST(Sm90Backward, TakesHeadsInTurnWhereQueriesAreFew) {
   }
 }
 
+/// dQ of heads that are complete long before the end, if tasks take one head after another.
+TEST(Sm90Backward, ConvertsEarlyHeadsBesideLaterOnes) {
+  const auto early = [](const Problem& p, int num_sms = 132) {
+    const Plan plan = plan_of(p, num_sms);
+    for (const Launch& launch : plan.launches) {
+      const auto* config = plan::config_of<abi::BackwardConfig>(launch);
+      if (config == nullptr) continue;
+      EXPECT_EQ(config->early_dq, plan.early_heads > 0) << launch.entry;
+    }
+    return plan.early_heads;
+  };
+  Problem p = grouped(32, 64, true);
+  EXPECT_EQ(early(p), 56) << "of 64 heads the last 8, about 65536 rows, are converted by a launch";
+  p.seq_q = p.seq_kv = 16384;
+  EXPECT_EQ(early(p), 0);
+  p.head_dim = p.head_dim_v = 128;
+  EXPECT_EQ(early(p), 60);
+  p.batch = 1, p.heads_q = p.heads_kv = 7;
+  EXPECT_EQ(early(p), 0) << "the last heads are more than half";
+  for (void (*const change)(Problem&) :
+       {+[](Problem& q) { q.softcap = 20; }, +[](Problem& q) { q.deterministic = true; }, +[](Problem& q) { q.heads_kv = 8; },
+        +[](Problem& q) { q.window_left = 100; }, +[](Problem& q) { q.head_dim = 256; }, +[](Problem& q) { q.causal = false; },
+        +[](Problem& q) { q.seq_q = q.seq_kv = 2048; }}) {
+    Problem other = grouped(32, 128, true);
+    EXPECT_EQ(early(other), 56);
+    change(other);
+    EXPECT_EQ(early(other), 0);
+  }
+  // the problems of the emulated tests, on two SMs
+  Problem small{.batch = 1, .seq_q = 120, .seq_kv = 300, .heads_q = 19, .heads_kv = 19, .head_dim = 64};
+  small.causal = true, small.dtype = Dtype::bfloat16;
+  EXPECT_EQ(early(small, 2), 10);
+  small.seq_q = 150, small.seq_kv = 290, small.heads_q = small.heads_kv = 15, small.head_dim = 96;
+  EXPECT_EQ(early(small, 2), 8);
+}
+
 /// Where scores are plain and 16 bits have room for what makes a row's probabilities 0.
 TEST(Sm90Backward, SubtractsStatisticsByProducts) {
   const auto by_product = [](const Problem& p) {

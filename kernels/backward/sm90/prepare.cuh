@@ -11,6 +11,7 @@
 //
 // One block of 128 threads takes 64 rows of one head.
 
+#include "backward/sm90/parts/early_dq.cuh"
 #include "backward/sm90/parts/ordered_sums.cuh"
 #include "backward/sm90/parts/products.cuh"
 #include "backward/sm90/parts/statistics.cuh"
@@ -29,11 +30,12 @@ struct RowTile {
   int q_begin;
   long long padded;  // first row of the tile in the padded layout of its head
 
+  /// `first`: the tiles before are not of this launch.
   template <Features features>
-  __device__ __forceinline__ static RowTile of_block(const AttentionArgs& args) {
+  __device__ __forceinline__ static RowTile of_block(const AttentionArgs& args, int first = 0) {
     // In reverse order: prepare ends with the rows that backward_sm90_two_warpgroups_kernel begins with, and convert
     // begins with the rows that kernel ended with, so that they are still in L2.
-    const int block_idx = static_cast<int>(gridDim.x - 1 - blockIdx.x);
+    const int block_idx = first + static_cast<int>(gridDim.x - 1 - blockIdx.x);
     const auto block = tile::query_block(block_idx, tile::ceil_div(args.seq_q, tile_rows), args.heads_q);
     RowTile tile;
     tile.sequence = tile::make_sequence<features>(args, block.batch_idx);
@@ -201,6 +203,9 @@ __device__ __forceinline__ void backward_sm90_prepare(const abi::AttentionArgs& 
   if (args.seq_q == 0 || args.batch == 0) return;
   const RowTile tile = RowTile::of_block<config.features>(args);
   if (tile.q_begin >= tile.sequence.rows_q) return;
+  if constexpr (config.early_dq) {
+    if (tile.q_begin == 0 && threadIdx.x < 32) count_missing_sums<config>(args, tile.sequence, tile.head_idx, threadIdx.x);
+  }
   unsigned first_in_order = 0;
   if constexpr (Shape<config>::ordered) {
     first_in_order = first_key_tile<config>(args, tile.sequence, tile.head_idx, tile.q_begin) | none_accumulated;
@@ -232,7 +237,8 @@ __device__ __forceinline__ void backward_sm90_convert(const abi::AttentionArgs& 
   ptx::path<"backward/sm90 dQ summed">();
   using namespace backward_sm90;
   using S = Shape<config>;
-  const RowTile tile = RowTile::of_block<config.features>(args);
+  const int tiles_of_head = tile::ceil_div(args.seq_q, tile_rows);
+  const RowTile tile = RowTile::of_block<config.features>(args, config.early_dq ? args.early_heads * tiles_of_head : 0);
   if (tile.q_begin >= tile.sequence.rows_q) return;
   const int first_row = 16 * (threadIdx.x / 32), lane = threadIdx.x % 32;
   const auto dQ = tile::query_rows<typename S::Element, config.features>(args, args.dQ, tile.sequence, tile.head_idx);

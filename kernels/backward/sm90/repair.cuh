@@ -169,7 +169,8 @@ __device__ __forceinline__ void backward_sm90_repair_part(const abi::AttentionAr
 template <abi::BackwardConfig config>
 __device__ __forceinline__ void backward_sm90_finish(const abi::AttentionArgs& args) {
   using namespace backward_sm90;
-  const int row_tiles = tile::ceil_div(args.seq_q, tile_rows) * args.heads_q * args.batch;
+  const int row_tiles =
+      tile::ceil_div(args.seq_q, tile_rows) * (args.heads_q * args.batch - (config.early_dq ? args.early_heads : 0));
   const int blocks = static_cast<int>(gridDim.x) - row_tiles, first = first_key_blocks<config>(args);
   const int block_idx = static_cast<int>(blockIdx.x);
   if (block_idx >= blocks) return backward_sm90_convert<config>(args);

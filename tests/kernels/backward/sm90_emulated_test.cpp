@@ -104,6 +104,9 @@ std::vector<Case> summing_loops() {
            {.seq_q = 200, .seq_kv = 300, .heads_q = 6, .heads_kv = 1, .head_dim = 128, .causal = true}),
       loop("sums_96_80_gqa_split",
            {.seq_q = 130, .seq_kv = 330, .heads_q = 3, .heads_kv = 1, .head_dim = 96, .head_dim_v = 80}),
+      // The first heads are converted while the others are computed (tests/plan/sm90_backward_test.cpp).
+      loop("sums_64_early", {.seq_q = 120, .seq_kv = 300, .heads_q = 19, .heads_kv = 19, .head_dim = 64, .causal = true}),
+      loop("sums_96_early", {.seq_q = 150, .seq_kv = 290, .heads_q = 15, .heads_kv = 15, .head_dim = 96, .causal = true}),
       loop("sums_128_unseen",
            {.seq_q = 70, .seq_kv = 700, .heads_q = 1, .heads_kv = 1, .head_dim = 128, .causal = true, .window_left = 9}),
   };

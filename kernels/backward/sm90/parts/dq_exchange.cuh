@@ -10,6 +10,7 @@
 // Named barriers order the buffer of dS: barrier_dS_written and barrier_dS_read (with three warpgroups, dS_empty
 // instead of the latter). Mbarriers order the staging buffer: dQ_full and dQ_empty.
 
+#include "backward/sm90/parts/early_dq.cuh"
 #include "backward/sm90/parts/ordered_sums.cuh"
 #include "backward/sm90/parts/products.cuh"
 #include "backward/sm90/parts/scores.cuh"
@@ -179,17 +180,21 @@ __device__ __forceinline__ void compute_dQ(const Warpgroup<config>& wg, unsigned
 
 /// Runs in one lane of a warp of the loading warpgroup: adds dQ of a warpgroup's steps to the sums in memory while the
 /// warpgroup computes the next step. With DqMode::ordered it waits until the tile before has been added; the first tile
-/// is stored instead of added.
-template <BackwardConfig config>
+/// is stored instead of added. If `sends_all`, it sends dQ of all warpgroups: in the order of steps they take turns.
+template <bool sends_all = false, BackwardConfig config>
 __device__ __forceinline__ void send_all_dQ(const AttentionArgs& args, SharedStorage<config>& shared, int warpgroup) {
   constexpr int width = Shape<config>::width;
+  SentSums sent;  // early_dq
 #pragma unroll 1
   for (int n = 0;; ++n) {
-    ptx::mbarrier_wait(shared.dQ_full[warpgroup], n % 2);  // dQ has been written
-    if (shared.dQ_step[warpgroup] == no_step) return;
+    if constexpr (sends_all) warpgroup = n % Shape<config>::warpgroups;
+    const int sent_before = sends_all ? n / Shape<config>::warpgroups : n;
+    ptx::mbarrier_wait(shared.dQ_full[warpgroup], sent_before % 2);  // dQ has been written
+    if (shared.dQ_step[warpgroup] == no_step) break;
     const Step& step = shared.step[shared.dQ_step[warpgroup] % steps_kept];
     const long long padded = step.padded;
-    const unsigned key_tile = step.key_tile;
+    const unsigned key_tile = step.signal_idx;
+    if constexpr (config.early_dq) sent.count_one(args, step.signal_idx);
     float* const sums = workspace<float>(args, Region::dQ) + padded * width;
     if (!Shape<config>::ordered || wait_for_order(dq_order_of(args, padded), key_tile)) {
       if (Shape<config>::ordered) ptx::path<"backward/sm90 dQ added in order">();
@@ -207,16 +212,23 @@ __device__ __forceinline__ void send_all_dQ(const AttentionArgs& args, SharedSto
     ptx::mbarrier_arrive(shared.dQ_empty[warpgroup]);
     if constexpr (Shape<config>::ordered) signal_next(dq_order_of(args, padded), key_tile - 1);
   }
+  if constexpr (config.early_dq) sent.tell(args);
 }
 
-/// The loading warpgroup: warp 0 loads, warp w + 1 is the sender of warpgroup w.
+/// The loading warpgroup: warp 0 loads, warp w + 1 is the sender of warpgroup w. With early_dq the last warps convert;
+/// with three warpgroups one sender is left for all.
 template <BackwardConfig config>
 __device__ __forceinline__ void load_and_send(const AttentionArgs& args, SharedStorage<config>& shared) {
   using S = Shape<config>;
   const int warp = static_cast<int>(threadIdx.x) / 32;
   if (threadIdx.x == 0) produce_work_tiles<config>(args, shared);
-  if (!S::separate_dq && !S::direct_dq && threadIdx.x % 32 == 0 && warp >= 1 && warp <= S::warpgroups)
-    send_all_dQ<config>(args, shared, warp - 1);
+  constexpr bool sends_all = config.early_dq && S::warpgroups > 2;
+  constexpr int senders = sends_all ? 1 : S::warpgroups;
+  if (!S::separate_dq && !S::direct_dq && threadIdx.x % 32 == 0 && warp >= 1 && warp <= senders)
+    send_all_dQ<sends_all>(args, shared, warp - 1);
+  if constexpr (config.early_dq) {
+    if (warp > senders) convert_early_heads<config>(args, warp - senders - 1, wg_threads / 32 - senders - 1);
+  }
 }
 
 }  // namespace flash_attention::backward_sm90

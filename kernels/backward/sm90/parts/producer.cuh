@@ -74,7 +74,9 @@ struct alignas(8) Step {
   unsigned char hidden;  // bit w: warpgroup w sees nothing
   unsigned char edge;    // bit w: warpgroup w does not see everything
   unsigned char words;   // bit w: warpgroup w sees a part, and mask_bits has words for it
-  int key_tile;          // the KV tile that accumulates into dQ
+  // Of what its sender signals: the KV tile that accumulates into dQ, if sums are ordered; with early_dq the head,
+  // counted over the batch.
+  int signal_idx;
 
   template <BackwardConfig config>
   __device__ __forceinline__ void classify(const AttentionArgs& args, const Task<config>& task) {
@@ -137,13 +139,15 @@ template <BackwardConfig config, typename Storage>
 __device__ __forceinline__ void produce_work_tiles(const AttentionArgs& args, Storage& shared) {
   using S = Shape<config>;
   unsigned count = 0;  // of steps
+  // Where blocks wait for others, all tasks are taken in order, beginning with the first: a block that has not started
+  // has none, so no other block waits for it.
+  constexpr bool takes_in_order = S::ordered || config.early_dq;
   // If nothing is read from the workspace before the keys, they are prefetched while prepare still runs.
-  constexpr bool loads_early = !S::direct_dq && !S::ordered && !config.features.packed && !StepList<config>::present;
+  constexpr bool loads_early = !S::direct_dq && !takes_in_order && !config.features.packed && !StepList<config>::present;
   if constexpr (!loads_early && !S::direct_dq) ptx::griddepcontrol_wait();
   const auto take = [&] { return ptx::atomic_add(workspace<unsigned>(args, Region::tasks) + counter_keys, 1); };
-  // Tasks that accumulate in order are also taken in order, beginning with the first.
-  int task_idx = S::ordered ? static_cast<int>(take()) : blockIdx.x;
-  shared.num_blocks = S::ordered ? 0 : gridDim.x;
+  int task_idx = takes_in_order ? static_cast<int>(take()) : blockIdx.x;
+  shared.num_blocks = takes_in_order ? 0 : gridDim.x;
   shared.work_tile[0].owned[0] = shared.work_tile[0].owned[1] = 0;
 #pragma unroll 1
   for (int n = 0;;) {
@@ -208,7 +212,8 @@ __device__ __forceinline__ void produce_work_tiles(const AttentionArgs& args, St
       next.q_begin = q_tile * tile_rows;
       next.padded = head_idx * padded_rows(args) + padded_start(args, task.sequence) + next.q_begin;
       next.classify<config>(args, task);
-      if constexpr (S::ordered) next.key_tile = task.kv_begin / config.block_kv;
+      if constexpr (S::ordered) next.signal_idx = task.kv_begin / config.block_kv;
+      if constexpr (config.early_dq) next.signal_idx = task.sequence.batch_idx * args.heads_q + head_idx;
       // Every warpgroup is done with the stage's earlier tile. Stages start out empty: phase 1 counts as completed.
       ptx::mbarrier_wait(shared.empty[state.stage], state.phase ^ 1);
       const int row = static_cast<int>(task.sequence.start_q) + next.q_begin;
