@@ -4,7 +4,7 @@
     python bench/benchmark_decode.py --shapes 8x32/8x4096 --queries 4 --json decode.json
     python bench/benchmark_decode.py --preset forty --seconds 0.05    # batch, heads, lengths, widths and queries, all over
     python bench/benchmark_decode.py --device cpu --shapes 1x8/2x8192
-    python bench/benchmark_decode.py --shapes 16x32/8x8192 --caches nvfp4 mxfp4 int4   # keys and values of 4 bits
+    python bench/benchmark_decode.py --shapes 16x32/8x8192 --caches nvfp4 mxfp4 int4   # keys and values of 4 bits, in pages too
 
 Entries of a shape alternate, with L2 emptied before each call on a GPU; medians in microseconds. Results are compared
 before anything is timed. `x other` is ours over the best of the others (below 1: ours is faster). `GB/s` is K and V read
@@ -12,6 +12,7 @@ once by ours; `of read` its part of what a plain read of as many bytes reaches h
 """
 
 import argparse
+import functools
 import importlib.util
 import re
 import statistics
@@ -53,30 +54,37 @@ def parsed(text):
     return tuple(map(int, found.groups()))
 
 
-def in_pages(k, v, page):
-    """(k pages, v pages, table): the same keys in pages in no order."""
-    batch, keys = k.shape[:2]
+def in_pages(tensors, page):
+    """(pages of each, table): the same rows in pages in no order."""
+    batch, keys = tensors[0].shape[:2]
     each = -(-keys // page)
-    order = torch.randperm(batch * each, device=k.device)
+    order = torch.randperm(batch * each, device=tensors[0].device)
     stores = []
-    for tensor in (k, v):
+    for tensor in tensors:
         padded = torch.nn.functional.pad(tensor, (0, 0, 0, 0, 0, each * page - keys)).unflatten(1, (each, page))
         store = torch.empty_like(padded.flatten(0, 1))
         store[order] = padded.flatten(0, 1)
         stores.append(store)
-    return *stores, order.view(batch, each).int()
+    return stores, order.view(batch, each).int()
 
 
-def in_four_bits(q, k, v, cache_dtype, wants):
-    """A call over the same keys in 4 bits; what it has to give is that of their values."""
+def in_four_bits(q, k, v, cache_dtype, pages):
+    """({name: call} over the same keys in 4 bits, in a piece and in pages; what they have to give: that of their values)."""
     k4, v4 = (flash_attention.quantize_cache(x, cache_dtype) for x in (k, v))
     values = [
         flash_attention.dequantize_cache(x.codes[:1], cache_dtype, x.scale[:1], None if x.zero is None else x.zero[:1])
         for x in (k4, v4)
     ]
-    wants[cache_dtype] = exact(q, *values)
-    options = {"k_scale": k4.scale, "v_scale": v4.scale, "k_zero": k4.zero, "v_zero": v4.zero}
-    return lambda: flash_attention.attention_over_cache(q, k4.codes, v4.codes, cache_dtype=cache_dtype, **options)
+    given = {"k": k4.codes, "v": v4.codes, "k_scale": k4.scale, "v_scale": v4.scale}
+    given |= {} if k4.zero is None else {"k_zero": k4.zero, "v_zero": v4.zero}
+    lengths = torch.full((q.shape[0],), k.shape[1], dtype=torch.int32, device=q.device)
+    calls = {cache_dtype: given}
+    for page in pages:
+        stores, table = in_pages(list(given.values()), page)
+        paged = dict(zip(given, stores, strict=True))
+        calls[f"{cache_dtype} page {page}"] = paged | {"page_table": table, "seqused_kv": lengths}
+    call = functools.partial(flash_attention.attention_over_cache, q, cache_dtype=cache_dtype)
+    return {name: functools.partial(call, **options) for name, options in calls.items()}, exact(q, *values)
 
 
 def contestants(q, k, v, pages):
@@ -87,7 +95,7 @@ def contestants(q, k, v, pages):
         "invariant": lambda: flash_attention.attention(q, k, v, invariant=True),
     }
     for page in pages:
-        k_pages, v_pages, table = in_pages(k, v, page)
+        (k_pages, v_pages), table = in_pages([k, v], page)
         calls[f"page {page}"] = lambda k=k_pages, v=v_pages, table=table: flash_attn.flash_attn_with_kvcache(
             q, k, v, cache_seqlens=lengths, block_table=table
         )
@@ -124,7 +132,9 @@ def measured(shape, arguments, timer):
     q = torch.randn(batch, arguments.queries, heads, arguments.head_dim, **make)
     k, v = (torch.randn(batch, keys, heads_kv, arguments.head_dim, **make) for _ in range(2))
     calls, want, wants = contestants(q, k, v, arguments.pages), exact(q, k, v), {}
-    calls |= {name: in_four_bits(q, k, v, name, wants) for name in arguments.caches}
+    for name in arguments.caches:
+        more, of_values = in_four_bits(q, k, v, name, arguments.pages)
+        calls, wants = calls | more, wants | dict.fromkeys(more, of_values)
     for name, call in list(calls.items()):
         try:
             error = (call()[:1].double() - wants.get(name, want)).abs().max().item()
