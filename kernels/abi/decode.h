@@ -7,31 +7,40 @@
 
 namespace flash_attention::abi {
 
-/// The scales (int4: and zeros) of a tile's groups in shared memory, as pairs of 16-bit numbers: of K each number twice,
-/// [key][group], so that a lane multiplies columns with it; of V [group][key], so that it multiplies neighbouring keys with
-/// theirs. Rows are padded so that neighbouring ones begin in other banks.
+/// The scales (int4: and zeros) of a tile's groups in shared memory, as numbers of 16 bits: a row for each key.
 struct DecodeGroups {
   int numbers = 0;  // of a group: 1, or 2 with zeros; 0: there are no groups
   int of_k = 0;     // groups of a row
   int of_v = 0;
-  int key_words = 0;    // of a key's row
-  int value_words = 0;  // of a group's row
-  int zero_words = 0;   // from V's scales to its zeros
-  int value_begin = 0;  // words
-  int bytes = 0;        // of a stage
+  int key_bytes = 0;  // of a key's row of scales, or of zeros
+  int value_bytes = 0;
+  int key_zeros = 0;  // where rows begin: K's scales at 0, its zeros, V's scales, its zeros
+  int values = 0;
+  int value_zeros = 0;
+  int bytes = 0;  // of a stage
 
   constexpr explicit DecodeGroups(const ForwardConfig& config) {
     if (!has_groups(key_type(config.features))) return;
     numbers = config.features.kv_dtype == Type::int4 ? 2 : 1;
     of_k = config.head_dim / config.features.kv_group;
     of_v = config.head_dim_v / config.features.kv_group;
-    key_words = (of_k + 1) * numbers;
-    value_words = config.block_kv / 2 + 4;
-    zero_words = of_v * value_words;
-    value_begin = config.block_kv * key_words;
-    bytes = (value_begin + numbers * zero_words + 3) / 4 * 16;
+    key_bytes = of_k * 2;
+    value_bytes = of_v * 2;
+    key_zeros = config.block_kv * key_bytes;
+    values = numbers * key_zeros;
+    value_zeros = values + config.block_kv * value_bytes;
+    bytes = values + numbers * config.block_kv * value_bytes;
   }
 };
+
+/// The most parts of an item, if each block of the grid that shares it has one: those that 132 SMs run at a time.
+constexpr int decode_max_blocks(const Features& features) { return has_groups(key_type(features)) ? 5 * 132 : 512; }
+
+/// Factors of parts that a warp keeps in shared memory. In the fixed order it keeps factors of 32 parts in registers
+/// instead.
+constexpr int decode_max_factors(const ForwardConfig& config) {
+  return has_fixed_order(config) ? 1 : decode_max_blocks(config.features);
+}
 
 /// A tile has block_q rows of a key head: query token t of the head's query head g is row t * group + g. A warp of
 /// tensor cores has 16 rows; if block_q is smaller, the rest of its tile is empty.
@@ -64,6 +73,7 @@ struct DecodeLayout {
     return columns_of(config, dim) / packed_columns(config);
   }
   static constexpr int min(int a, int b) { return a < b ? a : b; }
+  static constexpr int max(int a, int b) { return a < b ? b : a; }
   /// In the fixed order: columns of a row that is exchanged. All columns are exchanged together.
   static constexpr int columns_in_order(const ForwardConfig& config) { return panels(config.head_dim_v) * 64; }
 
@@ -92,7 +102,8 @@ struct DecodeLayout {
   /// one after the other.
   static constexpr int exchanged_columns(const ForwardConfig& config, int warp_rows) {
     if (splits_columns(config)) return value_columns(config) % 128 == 0 ? 128 : 64;
-    return min(panels(config.head_dim_v) * 64, warp_rows == 8 && !config.producer_warp ? 128 : 64);
+    const bool room = warp_rows == 8 && !config.producer_warp && !has_groups(key_type(config.features));
+    return min(panels(config.head_dim_v) * 64, room ? 128 : 64);
   }
 
   constexpr explicit DecodeLayout(const ForwardConfig& config)
@@ -102,12 +113,15 @@ struct DecodeLayout {
         tile_warps(key_warps / config.key_groups),
         warp_rows(min(config.block_q, 16)),
         merge_columns(exchanged_columns(config, warp_rows)),
-        stage_bytes(config.block_kv * 128 * stage_panels(config) +
+        stage_bytes((has_groups(key_type(config.features)) ? config.block_kv * (config.head_dim + config.head_dim_v) / 2
+                                                           : config.block_kv * 128 * stage_panels(config)) +
                     (config.features.token_scales ? config.block_kv * 8 : 0) + DecodeGroups(config).bytes),
-        q_bytes(row_warps * 16 * 128 * panels(config.head_dim)),
+        q_bytes(has_groups(key_type(config.features)) ? (config.block_q <= 8 ? 8 : 16) * 2 * config.head_dim
+                                                      : row_warps * 16 * 128 * panels(config.head_dim)),
         merge_bytes(has_fixed_order(config)
                         ? 16 * (columns_in_order(config) + 4) * 4  // 4: so that rows begin in different banks
-                        : config.num_warps * warp_rows * ((column_warps > 1 ? 64 : merge_columns) + 4) * 4),
+                        : max(config.num_warps * warp_rows * ((column_warps > 1 ? 64 : merge_columns) + 4) * 4,
+                              config.num_warps * decode_max_factors(config) * 4)),
         // Of two tiles, for each 16 keys, P as an operand and its sums; for each warp, maxima of 16 rows; references.
         order_bytes(has_fixed_order(config) ? config.block_kv / 8 * (512 + 256) + config.num_warps * 64 + 128 : 0),
         shared_bytes(config.num_stages * stage_bytes + q_bytes + (merge_bytes + order_bytes + 1023) / 1024 * 1024 +
@@ -122,8 +136,22 @@ constexpr bool decode_items_are_alike(const Features& features) {
          !features.left_padding && !features.window_left && !features.window_right;
 }
 
-/// Blocks that an SM runs at the same time.
+/// The most blocks of four warps that an SM's registers hold with 4-bit keys, without spills. Lengths of items take some,
+/// and so do the shifts of e2m1 to float16.
+constexpr int decode_group_blocks(const ForwardConfig& config) {
+  if (config.block_q > 8 || config.head_dim > 128 || config.head_dim_v > 128) return 2;
+  const bool shifts = config.features.dtype == Type::float16 && config.features.kv_dtype == Type::nvfp4;
+  return decode_items_are_alike(config.features) && !shifts ? 4 : 3;
+}
+
+/// Blocks that an SM runs at the same time. With 4 bits most instructions make numbers of codes, and many warps hide how
+/// long each takes.
 constexpr int decode_blocks_per_sm(const ForwardConfig& config, int shared_limit) {
+  if (has_groups(key_type(config.features))) {
+    constexpr int reserved = 1024;  // of each block
+    const int fit = (shared_limit + reserved) / (DecodeLayout(config).shared_bytes + reserved);
+    return fit < 1 ? 1 : fit < decode_group_blocks(config) ? fit : decode_group_blocks(config);
+  }
   return config.num_warps <= 4 && 2 * DecodeLayout(config).shared_bytes <= shared_limit ? 2 : 1;
 }
 
@@ -150,13 +178,6 @@ struct DecodeRegisters {
     consumer = consumer < 240 ? consumer : 240;
   }
 };
-
-/// The most parts of an item, if each block of the grid that shares it has one.
-constexpr int decode_max_blocks = 512;
-
-/// Factors of parts that a warp keeps in shared memory. In the fixed order it keeps factors of 32 parts in registers
-/// instead.
-constexpr int decode_max_factors(const ForwardConfig& config) { return has_fixed_order(config) ? 1 : decode_max_blocks; }
 
 /// The most splits of an item, if they are fixed.
 constexpr long long decode_splits(const ForwardConfig& config, long long seq_kv) {

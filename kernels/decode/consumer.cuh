@@ -16,7 +16,6 @@
 // Registers: O is 16 rows x head_dim_v floats, over the 32 lanes of a warp (64 a thread at 128 columns); the scores of a
 // warp's keys, and Q if it has at most 128 columns. What is the same for all threads is in shared memory (shape.cuh).
 
-#include "decode/groups.cuh"
 #include "decode/ordered.cuh"
 #include "decode/scores.cuh"
 #include "decode/shape.cuh"
@@ -124,7 +123,7 @@ struct Consumer {
 
   Chunk fetched[fetches_early ? own_chunks : 1];
 
-  const unsigned stage_smem = ptx::shared_address(&storage.stage);
+  const unsigned stage_smem = ptx::shared_address(&storage.stage), groups_smem = ptx::shared_address(&storage.groups);
   const Run<config> run;
   const Parts<config> parts{args};
   Cursor<config> cursor = run.start;
@@ -132,8 +131,10 @@ struct Consumer {
   bool same_rows = false;                               // the previous item had the same sequence and tokens
   bool same_item = false;                               // the previous tiles were another split of the same item
 
-  float O[1][Shape::own_columns / 8][4];
-  tile::RowState rows;
+  using Sums = tile::Choose<grouped, typename Finish::Rows::Sums, float[1][Shape::own_columns / 8][4]>;
+  static constexpr int sum_blocks = static_cast<int>(sizeof(Sums) / sizeof(float[4]));
+  Sums O;
+  typename Finish::Rows::State rows;
   float k_scale = 1;  // of the item's key head, if K has 8 bits and a scale for each head
 
   __device__ __forceinline__ Consumer(const AttentionArgs& arguments, SharedStorage& shared,
@@ -143,18 +144,35 @@ struct Consumer {
     if constexpr (ordered) {
       if (threadIdx.x < 2) storage.order.suspect[threadIdx.x] = 0;  // the barrier of load_Q follows
     }
+    keep_cursor();
+  }
+
+  /// With 4-bit keys the place of the next item is in shared memory until it begins, to save registers.
+  __device__ __forceinline__ void keep_cursor() {
+    if constexpr (grouped) {
+      if (lane == 0) storage.taking[warp] = cursor;
+      __syncwarp();  // all lanes will see it
+    }
   }
 
   // -- Q of an item: to shared memory, then to registers if there are enough ----------------------------------------------
 
   /// Eight columns of a row of Q; zeros if the row or the columns do not exist.
   __device__ __forceinline__ Chunk chunk_of(const Item<config>& item, const tile::Sequence& sequence, int index) const {
-    const int row = index / chunks, chunk = index % chunks, packed = item.first_row() + row;
+    const int chunk = index % chunks;
+    const Element* row = query_row(item, sequence, index / chunks);
+    if (row == nullptr || chunk * 8 >= config.head_dim) return {};
+    return ptx::load_readonly(reinterpret_cast<const Chunk*>(row + chunk * 8));
+  }
+
+  /// A row of Q; null if it does not exist.
+  __device__ __forceinline__ const Element* query_row(const Item<config>& item, const tile::Sequence& sequence,
+                                                      int row) const {
+    const int packed = item.first_row() + row;
     const int query = packed / config.group, head_idx = item.kv_head_idx * config.group + packed % config.group;
-    if (row >= config.block_q || query >= sequence.rows_q || chunk * 8 >= config.head_dim) return {};
-    if (features.key_list && packed >= item.end_row(sequence.rows_q * config.group)) return {};  // another query's
-    const auto* from = tile::query_rows<const Element, features>(args.Q, sequence, head_idx).row(query) + chunk * 8;
-    return ptx::load_readonly(reinterpret_cast<const Chunk*>(from));
+    if (row >= config.block_q || query >= sequence.rows_q) return nullptr;
+    if (features.key_list && packed >= item.end_row(sequence.rows_q * config.group)) return nullptr;  // another query's
+    return tile::query_rows<const Element, features>(args.Q, sequence, head_idx).row(query);
   }
 
   __device__ __forceinline__ void read_Q(unsigned (&A)[4], int step) const {
@@ -162,18 +180,8 @@ struct Consumer {
   }
 
   /// Stores eight columns of a row of Q. If K has 8 bits, in the order in which the products see its columns: 4t to 4t + 3
-  /// of each 16 become 2t, 2t + 1, 2t + 8 and 2t + 9 (see above). With 4 bits 8t + n and 8t + 4 + n of each 32 are a pair
-  /// (groups.cuh).
+  /// of each 16 become 2t, 2t + 1, 2t + 8 and 2t + 9 (see above).
   __device__ __forceinline__ void store_Q(int row, int chunk, const ptx::Vector<unsigned, 4>& values) const {
-    if constexpr (grouped) {
-#pragma unroll
-      for (int n = 0; n < 4; ++n) {
-        const unsigned halves = n % 2 == 0 ? 0x5410u : 0x7632u;
-        ptx::store_shared(Q_smem + QTile::offset(row, chunk / 4 * 4 + n) + chunk % 4 * 4,
-                          ptx::permute_bytes(values[n / 2], values[2 + n / 2], halves));
-      }
-      return;
-    }
     if constexpr (narrow) {
 #pragma unroll
       for (int word = 0; word < 4; ++word) {
@@ -202,7 +210,9 @@ struct Consumer {
       storage.sequence = sequence;
       storage.full = features.key_list ? tile::KeyRange{0, 0} : sight.keys_of_all(tokens.begin, tokens.end);
     }
-    if constexpr (fetches_early) {
+    if constexpr (grouped) {
+      Turned<config>::store_Q(storage.Q, [&](int row) { return query_row(item, sequence, row); });
+    } else if constexpr (fetches_early) {
 #pragma unroll
       for (int own = 0; own < own_chunks; ++own) {
         const int index = static_cast<int>(threadIdx.x) + own * threads;
@@ -232,14 +242,14 @@ struct Consumer {
 
   /// Factor from scores to exponents of two. A linear score is still a dot product, so the factor includes the scale.
   __device__ __forceinline__ float scale_log2() const {
-    return (tile::Score<features>::linear ? args.scale * k_scale : 1.0f) * tile::log2_e;
+    return (tile::Score<features>::linear ? args.scale * k_scale * tile::group_factor<code> : 1.0f) * tile::log2_e;
   }
   __device__ __forceinline__ unsigned K_smem(int stage) const {
     return stage_smem + stage * static_cast<unsigned>(sizeof(typename SharedStorage::Stage));
   }
   __device__ __forceinline__ unsigned V_smem(int stage) const { return K_smem(stage) + SharedStorage::Stage::value_offset; }
   __device__ __forceinline__ unsigned scale_smem(int stage) const {
-    if constexpr (grouped) return ptx::shared_address(&storage.groups[stage]);
+    if constexpr (grouped) return groups_smem;
     return features.token_scales ? ptx::shared_address(&storage.scales[stage]) : 0;
   }
 
@@ -261,7 +271,7 @@ struct Consumer {
       }
     }
 #pragma unroll
-    for (int n = 0; n < Shape::own_columns / 8; ++n) {
+    for (int n = 0; n < sum_blocks; ++n) {
 #pragma unroll
       for (int e = 0; e < 4; ++e) O[0][n][e] = 0;
     }
@@ -269,41 +279,9 @@ struct Consumer {
 
   using Scores = float[1][warp_keys / 8][4];
 
-  /// The numbers of a group at a place of shared memory; from scale to zero `zero_words`.
-  __device__ __forceinline__ static GroupNumbers group_numbers(unsigned place, int zero_words) {
-    if constexpr (code == Type::int4)
-      return {ptx::load_shared<unsigned>(place), ptx::load_shared<unsigned>(place + static_cast<unsigned>(4 * zero_words))};
-    return {ptx::load_shared<unsigned>(place)};
-  }
-
-  /// Scores or probabilities times what the numbers of K or V lack.
-  __device__ __forceinline__ static void times_factor(Scores& S) {
-    if constexpr (tile::group_factor<code> != 1) {
-#pragma unroll
-      for (int n = 0; n < warp_keys / 8; ++n) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) S[0][n][e] *= tile::group_factor<code>;
-      }
-    }
-  }
-
   /// S = Q K^T for the warp's keys.
-  __device__ __forceinline__ void multiply_keys(Scores& S, unsigned K, int stage) const {
+  __device__ __forceinline__ void multiply_keys(Scores& S, unsigned K) const {
     const unsigned K_address = tile::b_transposed_address<KTile>(K, warp_key, lane);
-    if constexpr (grouped) {
-      constexpr DecodeGroups groups = Shape::groups;
-      const unsigned of_key = scale_smem(stage) + static_cast<unsigned>((warp_key + lane / 4) * groups.key_words * 4);
-      multiply_groups<code, type, q_steps>(
-          S, [&](unsigned(&A)[4], int step) { take_Q(A, step); },
-          [&](unsigned(&codes)[4], int n, int unit) {
-            ptx::ldmatrix_x4(codes, KTile::step(K_address, 2 * unit) + n * 16 * 128);
-          },
-          [&](int half, int n, int chunk) {
-            const int group = (32 * chunk + lane % 4 * 8) / features.kv_group, row = 16 * n + 8 * half;
-            return group_numbers(of_key + static_cast<unsigned>((row * groups.key_words + group * groups.numbers) * 4), 1);
-          });
-      return times_factor(S);
-    }
     if constexpr (narrow) {
       return multiply_codes<code, type, q_steps>(
           S, [&](unsigned(&A)[4], int step) { take_Q(A, step); },
@@ -336,8 +314,7 @@ struct Consumer {
   }
 
   /// O = O * rescale + P V for the warp's keys. are_first: O is still zero, so there is nothing to rescale.
-  __device__ __forceinline__ void add_values(const Scores& P, const float (&rescale)[2], unsigned V, int stage,
-                                             bool are_first) {
+  __device__ __forceinline__ void add_values(const Scores& P, const float (&rescale)[2], unsigned V, bool are_first) {
     // Soon all rows have seen their maximum. From then on every factor is 1, and the vote saves the multiplications.
     if (!are_first && ptx::any(rescale[0] != 1 || rescale[1] != 1)) {
 #pragma unroll
@@ -347,21 +324,6 @@ struct Consumer {
       }
     }
     const unsigned V_address = tile::b_address<VTile>(V, warp_key, lane) + column_warp * own_value_bytes;
-    if constexpr (grouped) {
-      constexpr DecodeGroups groups = Shape::groups;
-      const unsigned of_keys =
-          scale_smem(stage) + static_cast<unsigned>(groups.value_begin * 4 + (warp_key + place.column) * 2);
-      return add_groups<code, type, warp_keys / 16>(
-          O, [&](unsigned(&A)[4], int step) { tile::pack_a<type>(A, P[0][2 * step], P[0][2 * step + 1]); },
-          [&](unsigned(&codes)[4], int c, int step) {
-            ptx::ldmatrix_x4_trans(codes, VTile::step(V_address, 2 * c) + step * 16 * 128);
-          },
-          [&](int half, int step, int chunk) {
-            const int group = (32 * chunk + lane / 4 * 4) / features.kv_group, key = 16 * step + 8 * half;
-            return group_numbers(of_keys + static_cast<unsigned>(group * groups.value_words * 4 + key * 2),
-                                 groups.zero_words);
-          });
-    }
     if constexpr (narrow) {
       return add_codes<code, type, warp_keys / 16>(
           O, [&](unsigned(&A)[4], int step) { tile::pack_a<type>(A, P[0][2 * step], P[0][2 * step + 1]); },
@@ -392,6 +354,7 @@ struct Consumer {
   template <typename Gate>
   __device__ __forceinline__ void take(int position, int stage, const Gate& gate) {
     if (position == item_begin) {
+      if constexpr (grouped) cursor = storage.taking[warp];
       start(cursor.item);
       // This block may share its first and its last item with others. Their counters are prepared here, where the memory
       // latency overlaps with the first tiles.
@@ -426,13 +389,14 @@ struct Consumer {
     }
     item_tile = cursor.tile;
     same_rows = cursor.item.batch_idx == batch_idx && cursor.item.row_tile == row_tile;
+    keep_cursor();
   }
 
   /// S, softmax step and O for one KV block, which is tile `position` of the run.
   template <typename Gate>
   __device__ __forceinline__ void attend(int tile_idx, int position, int stage, const Gate& gate) {
     const int kv_begin = tile_idx * block_kv + warp_key;
-    const tile::KeyRange seen = storage.item.seen, full = storage.full;
+    const tile::KeyRange seen = storage.item.seen;
     gate.K_ready();
     if constexpr (ordered) return attend_in_order(kv_begin, position, stage, gate);
     const bool own = config.key_groups == 1 || tile_idx % config.key_groups == warp / layout.tile_warps;
@@ -442,8 +406,20 @@ struct Consumer {
       gate.V_ready();
       return gate.V_read();
     }
+    const bool are_first = tile_idx < item_tile + config.key_groups;
+    if constexpr (grouped) {
+      attend_turned(kv_begin, stage, are_first, gate);
+    } else {
+      attend_rows(kv_begin, stage, are_first, gate);
+    }
+  }
+
+  /// The same for a warp that has keys of the block.
+  template <typename Gate>
+  __device__ __forceinline__ void attend_rows(int kv_begin, int stage, bool are_first, const Gate& gate) {
+    const tile::KeyRange seen = storage.item.seen, full = storage.full;
     Scores S{};
-    multiply_keys(S, K_smem(stage), stage);
+    multiply_keys(S, K_smem(stage));
     gate.K_read();
     if constexpr (features.token_scales) scale_columns<1>(S, storage.scales[stage]);
     if constexpr (features.key_list) {
@@ -460,11 +436,71 @@ struct Consumer {
     float rescale[2];
     rows.template update<0, true>(S[0], scale_log2(), rescale);
     if constexpr (features.token_scales) scale_columns<Finish::Rows::P_scale>(S, storage.scales[stage] + block_kv);
-    times_factor(S);
     gate.V_ready();
     if constexpr (config.producer_warp) clear_unseen_values(kv_begin, seen, V_smem(stage));
-    add_values(S, rescale, V_smem(stage), stage, tile_idx < item_tile + config.key_groups);
+    add_values(S, rescale, V_smem(stage), are_first);
     gate.V_read();
+  }
+
+  /// The same with keys of 4 bits (turned.cuh), 32 of them at a time: the code stays short, and the scores take few
+  /// registers.
+  template <typename Gate>
+  __device__ __forceinline__ void attend_turned(int kv_begin, int stage, bool are_first, const Gate& gate) {
+    using Turned = decode::Turned<config>;
+    constexpr int keys = tile::min(warp_keys, 32), key_tiles = keys / 16, row_tiles = Turned::row_tiles;
+    constexpr float factor = tile::group_factor<code>;
+    const tile::KeyRange full = storage.full;
+    unsigned K = K_smem(stage), V = V_smem(stage), K_groups = scale_smem(stage), V_groups = K_groups;
+#pragma unroll 1
+    for (int first = 0; first < warp_keys; first += keys) {
+      float S[key_tiles][row_tiles][4] = {};
+#pragma unroll
+      for (int m = 0; m < key_tiles; ++m)
+        Turned::template multiply_keys<KTile>(S[m], Q_smem, K, K_groups, warp_key + 16 * m, lane);
+      if (first + keys == warp_keys) gate.K_read();
+      if (kv_begin < full.begin || kv_begin + keys > full.end) {
+        ptx::path<"decode/sm80 edge tile">();
+        score_turned<true>(S, args, storage.item, storage.sequence, kv_begin);
+      } else if constexpr (!tile::Score<features>::linear) {
+        ptx::path<"decode/sm80 inner tile with options">();
+        score_turned<false>(S, args, storage.item, storage.sequence, kv_begin);
+      } else {
+        ptx::path<"decode/sm80 inner tile">();
+      }
+      float rescale[row_tiles][2];
+      rows.template update<factor == 1 ? 0 : 8>(S, scale_log2(), rescale);
+      if (first == 0) gate.V_ready();
+      if (!(are_first && first == 0) && ptx::any(changes(rescale))) {
+#pragma unroll
+        for (int n = 0; n < sum_blocks; ++n) {
+#pragma unroll
+          for (int e = 0; e < 4; ++e) O[0][n][e] *= rescale[n / (sum_blocks / row_tiles)][e % 2];
+        }
+      }
+#pragma unroll
+      for (int m = 0; m < key_tiles; ++m) {
+        unsigned P[row_tiles][2];
+#pragma unroll
+        for (int r = 0; r < row_tiles; ++r) {
+#pragma unroll
+          for (int half = 0; half < 2; ++half)
+            P[r][half] = ptx::transpose_8x8(ptx::pack<type>(S[m][r][2 * half], S[m][r][2 * half + 1]));
+        }
+        Turned::template add_values<VTile>(O, P, V, V_groups, warp_key + 16 * m, lane);
+      }
+      kv_begin += keys;
+      K += keys * KTile::row_bytes, V += keys * VTile::row_bytes;
+      K_groups += keys * Turned::groups.key_bytes, V_groups += keys * Turned::groups.value_bytes;
+    }
+    gate.V_read();
+  }
+
+  template <int row_tiles>
+  __device__ __forceinline__ static bool changes(const float (&rescale)[row_tiles][2]) {
+    bool any = false;
+#pragma unroll
+    for (int r = 0; r < row_tiles; ++r) any = any || rescale[r][0] != 1 || rescale[r][1] != 1;
+    return any;
   }
 
   /// The same in the fixed order: each warp computes the scores and probabilities of its own keys, and then the sums of
@@ -475,7 +511,7 @@ struct Consumer {
     const Order order{storage.order, lane, warp, position};
     Scores S{};
     const bool some_seen = kv_begin < seen.end && kv_begin + warp_keys > seen.begin;
-    if (some_seen) multiply_keys(S, K_smem(stage), stage);
+    if (some_seen) multiply_keys(S, K_smem(stage));
     gate.K_read();
     if constexpr (features.token_scales) scale_columns<1>(S, storage.scales[stage]);
     if (kv_begin < full.begin || kv_begin + warp_keys > full.end) {

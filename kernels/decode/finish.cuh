@@ -49,16 +49,22 @@ struct Finish {
   }
 
   /// Writes maximum and sum of the warp's rows to shared memory, for total_of().
-  __device__ __forceinline__ void share_statistics(const tile::RowState& rows, float scale_log2) const {
-    const int first = out.warp % layout.row_warps * 16 + out.lane / 4;
+  __device__ __forceinline__ void share_statistics(const typename Rows::State& rows, float scale_log2) const {
     // the warp with the first columns has the same statistics
     if (layout.column_warps > 1 && column_warp() > 0) return;
+    const auto share = [&](int row, float max, float sum) {
+      const float scaled_max = max == -tile::infinity ? -tile::infinity : max * scale_log2;
+      out.storage.statistics[row][out.warp / layout.row_warps] = Pair{{scaled_max, sum}};
+    };
+    if constexpr (grouped) {
+      rows.for_each_row(out.lane, share);
+    } else {
+      const int first = out.warp % layout.row_warps * 16 + out.lane / 4;
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const float sum = tile::reduce_quad(rows.sum[half], [](float a, float b) { return a + b; });
-      if (out.lane % 4 != 0) continue;
-      const float max = rows.max[half] == -tile::infinity ? -tile::infinity : rows.max[half] * scale_log2;
-      out.storage.statistics[first + 8 * half][out.warp / layout.row_warps] = Pair{{max, sum}};
+      for (int half = 0; half < 2; ++half) {
+        const float sum = tile::reduce_quad(rows.sum[half], [](float a, float b) { return a + b; });
+        if (out.lane % 4 == 0) share(first + 8 * half, rows.max[half], sum);
+      }
     }
   }
 
@@ -85,27 +91,13 @@ struct Finish {
 
   /// Writes columns [begin, begin + columns) of the warp's rows to shared memory.
   template <typename E, int begin_of_all>
-  __device__ __forceinline__ void share_columns(const float (&O)[1][dim_v / 8][4]) const {
+  __device__ __forceinline__ void share_columns(const typename Rows::Sums& O) const {
     const tile::LanePlace place(out.lane);
     constexpr int begin = begin_of_all % dim_v;  // of the warp's
     if (layout.column_warps > 1 && column_warp() != begin_of_all / dim_v) return;
+    if constexpr (grouped) return share_turned<E, begin>(O);
     if (E::rows < 8 && place.row >= E::rows) return;
     constexpr int halves = E::rows > 8 ? 2 : 1;
-    if constexpr (grouped) {  // block 4c + n holds the columns n, n + 4, n + 8, ... of 32c to 32c + 31
-      const unsigned to = ptx::shared_address(&out.storage.O[E::offset(exchange_warp(), place.row, 4 * place.column)]);
-#pragma unroll
-      for (int n = begin / 8; n < tile::min(dim_v, begin + E::columns) / 8; n += 4) {
-#pragma unroll
-        for (int half = 0; half < halves; ++half) {
-#pragma unroll
-          for (int e = 2 * half; e < 2 * half + 2; ++e) {
-            ptx::store_shared(to + 4 * E::offset(0, 8 * half, 8 * n - begin + e % 2 * 4),
-                              Four{{O[0][n][e], O[0][n + 1][e], O[0][n + 2][e], O[0][n + 3][e]}});
-          }
-        }
-      }
-      return;
-    }
     if constexpr (narrow) {  // blocks 2c and 2c + 1 hold the even and the odd columns of 16c to 16c + 15
       const unsigned to = ptx::shared_address(&out.storage.O[E::offset(exchange_warp(), place.row, 2 * place.column)]);
 #pragma unroll
@@ -128,6 +120,25 @@ struct Finish {
     }
   }
 
+  /// The same of turned products: blocks 2c and 2c + 1 of 8 rows hold columns 4g to 4g + 3 of 32c to 32c + 31, in pairs.
+  template <typename E, int begin>
+  __device__ __forceinline__ void share_turned(const typename Rows::Sums& O) const {
+    const int first = out.lane % 4 * 2;
+#pragma unroll
+    for (int r = 0; r < Turned<config>::row_tiles; ++r) {
+      const unsigned to = ptx::shared_address(&out.storage.O[E::offset(out.warp, 8 * r + first, out.lane / 4 * 4)]);
+#pragma unroll
+      for (int column = begin; column < tile::min(dim_v, begin + E::columns); column += 32) {
+        const float(&even)[4] = O[0][r * (dim_v / 16) + column / 16], (&odd)[4] = O[0][r * (dim_v / 16) + column / 16 + 1];
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          if (8 * r + first + e < E::rows)
+            ptx::store_shared(to + 4 * E::offset(0, e, column - begin), Four{{even[e], even[2 + e], odd[e], odd[2 + e]}});
+        }
+      }
+    }
+  }
+
   template <typename E>
   __device__ __forceinline__ Four add_up(const Total& total, int row, int column) const {
     Four sum{};
@@ -143,8 +154,7 @@ struct Finish {
 
   /// Combines the block's warps, for the columns from `begin` on. part: the destination if the item is not whole.
   template <typename E, int begin = 0>
-  __device__ __forceinline__ void collect(const float (&O)[1][dim_v / 8][4], const Parts<config>& parts,
-                                          float* part) const {
+  __device__ __forceinline__ void collect(const typename Rows::Sums& O, const Parts<config>& parts, float* part) const {
     if constexpr (begin < config.head_dim_v) {
       if (begin != 0) ptx::path<"decode/sm80 more columns">();
       share_columns<E, begin>(O);
@@ -189,7 +199,7 @@ struct Finish {
   /// In the fixed order each warp has the complete sums of its columns, and the first warp the row sums. They are
   /// exchanged only so that they can be written row by row.
   template <int blocks>
-  __device__ __forceinline__ void collect_in_order(const tile::RowState& rows, const float (&O)[1][blocks][4],
+  __device__ __forceinline__ void collect_in_order(const typename Rows::State& rows, const float (&O)[1][blocks][4],
                                                    const Parts<config>& parts, float* part, float scale_log2) const {
     constexpr int own_columns = 8 * blocks, stride = DecodeLayout::columns_in_order(config) + 4;
     const tile::LanePlace place(out.lane);
@@ -244,8 +254,7 @@ struct Finish {
   }
 
   /// If at most half of a tile's rows exist, twice as many columns fit at a time: one exchange instead of two.
-  __device__ __forceinline__ void collect_all(const float (&O)[1][dim_v / 8][4], const Parts<config>& parts,
-                                              float* part) const {
+  __device__ __forceinline__ void collect_all(const typename Rows::Sums& O, const Parts<config>& parts, float* part) const {
     constexpr int few = layout.warp_rows / 2;
     constexpr bool worth_it = config.producer_warp && tile::Score<features>::linear && config.group <= few;
     if constexpr (worth_it && columns == 64 && config.head_dim_v > 64 && layout.column_warps == 1) {
@@ -261,9 +270,8 @@ struct Finish {
   /// for the parts that the other blocks of a cluster send; no tile is loaded there any more.
   template <int blocks>
   __device__ __forceinline__ void operator()(const Run<config>& run, const Parts<config>& parts, int tile, int count,
-                                             int position, const tile::RowState& rows,
-                                             const float (&O)[1][blocks][4], float scale_log2,
-                                             float* received) const {
+                                             int position, const typename Rows::State& rows, const float (&O)[1][blocks][4],
+                                             float scale_log2, float* received) const {
     if constexpr (has_fixed_order(config)) {
       const int start = position - (tile - out.item.first_tile);
       end_segment(run.shares, parts, start, tile, rows, O, scale_log2);
@@ -274,7 +282,7 @@ struct Finish {
 
  private:
   __device__ __forceinline__ void combine(const Run<config>& run, const Parts<config>& parts, int tile, int count,
-                                          int position, const tile::RowState& rows, const float (&O)[1][dim_v / 8][4],
+                                          int position, const typename Rows::State& rows, const typename Rows::Sums& O,
                                           float scale_log2, float* received) const {
     share_statistics(rows, scale_log2);
     if constexpr (Cluster::in_cluster) {
@@ -307,7 +315,7 @@ struct Finish {
   /// Finishes the segment that `tile` begins, of an item whose first tile is tile `start` of all.
   template <int blocks>
   __device__ __forceinline__ void end_segment(const Shares& shares, const Parts<config>& parts, int start, int tile,
-                                              const tile::RowState& rows, const float (&O)[1][blocks][4],
+                                              const typename Rows::State& rows, const float (&O)[1][blocks][4],
                                               float scale_log2) const {
     if constexpr (!Rows::shares_items) return collect_in_order(rows, O, parts, nullptr, scale_log2);
     const int first = out.item.split_of(out.item.first_tile), last = out.item.split_of(out.item.end_tile - 1),

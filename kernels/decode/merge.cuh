@@ -18,6 +18,7 @@
 #include "abi/decode.h"
 #include "decode/schedule.cuh"
 #include "decode/tiles.cuh"
+#include "decode/turned.cuh"
 #include "forward/repair.cuh"
 #include "ptx/atomic.cuh"
 #include "ptx/mbarrier.cuh"
@@ -112,6 +113,18 @@ struct Parts {
 // The output of an item's rows: addresses, the last factor, lse, O in 16 bits, and the repair of rows that 0 * NaN has
 // reached. merge_parts, ClusterMerge and Finish use it.
 
+/// What a warp keeps for its rows: statistics, and sums of O.
+template <ForwardConfig config>
+struct RowSums {
+  using State = tile::RowState;
+  using Sums = float[1][DecodeLayout::value_columns(config) / 8][4];
+};
+template <ForwardConfig config>
+requires(has_groups(key_type(config.features))) struct RowSums<config> {
+  using State = TurnedRows<Turned<config>::row_tiles>;
+  using Sums = float[1][Turned<config>::sum_blocks][4];
+};
+
 template <ForwardConfig config>
 struct FinishRows {
   static constexpr Features features = config.features;
@@ -119,6 +132,8 @@ struct FinishRows {
   static constexpr int warps = config.num_warps, columns = layout.merge_columns;
   static constexpr int dim_v = DecodeLayout::value_columns(config);  // of a warp
   static constexpr bool narrow = is_narrow(key_type(features)), grouped = has_groups(key_type(features));
+  using State = typename RowSums<config>::State;
+  using Sums = typename RowSums<config>::Sums;
   // The rows of a list see the same keys: nothing hidden has been multiplied.
   static constexpr bool repairs_rows = tile::Visibility<features>::hides && !features.key_list;
   static constexpr bool shares_items = config.item_blocks != 1 && !config.strided_items;  // with other blocks

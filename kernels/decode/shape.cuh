@@ -25,11 +25,10 @@ struct ConsumerShape {
   static constexpr int own_columns = has_fixed_order(config) ? Order<config>::own_columns : dim_v;  // of O, of a warp
   static constexpr Type code = key_type(features);
   static constexpr bool narrow = is_narrow(code), grouped = has_groups(code);
-  static constexpr DecodeGroups groups{config};
   static constexpr int q_steps = dim / 16;
-  static constexpr bool Q_in_registers = q_steps <= 8 && layout.row_warps == 1;
-  using QTile = tile::SwizzledTile<16 * layout.row_warps, dim>;
-  static_assert(type != Type::float32 && !features.dropout && warp_keys % 16 == 0 && stages >= 2);
+  static constexpr bool Q_in_registers = q_steps <= 8 && layout.row_warps == 1 && !grouped;
+  using QTile = typename DecodeTiles<config>::Q;
+  static_assert(type != Type::float32 && !features.dropout && warp_keys % 16 == 0 && stages >= (grouped ? 1 : 2));
   static_assert(layout.tile_warps * config.key_groups * layout.row_warps * layout.column_warps == config.num_warps);
   static_assert(config.key_groups == 1 || (layout.row_warps == 1 && layout.column_warps == 1));
   static_assert(!has_fixed_order(config) ||
@@ -43,6 +42,7 @@ struct ConsumerShape {
     [[no_unique_address]] typename Order<config>::Storage order;
     // State that is the same for all threads and rarely read. It is here to save registers.
     Cursor<config> loading[config.producer_warp ? 1 : config.num_warps];  // decode/sm80.cuh: the tile to load next
+    Cursor<config> taking[grouped ? config.num_warps : 1];                // with 4-bit keys: the item that begins next
     Item<config> item;                                                    // the current item
     tile::Sequence sequence;
     tile::KeyRange full;  // the keys that all rows of the item see
@@ -50,7 +50,7 @@ struct ConsumerShape {
       ptx::Mbarrier K_full[stages], K_empty[stages], V_full[stages], V_empty[stages];
     } barriers;  // only decode/sm90.cuh uses them
     alignas(16) float scales[features.token_scales ? stages : 1][features.token_scales ? 2 * block_kv : 4];
-    alignas(16) unsigned groups[grouped ? stages : 1][grouped ? ConsumerShape::groups.bytes / 4 : 4];
+    alignas(16) unsigned char groups[grouped ? stages : 1][grouped ? DecodeGroups(config).bytes : 16];
     unsigned listed[features.key_list ? stages : 1][4];  // a bit for each entry of a tile that is a key
   };
   static_assert(sizeof(SharedStorage) <= layout.shared_bytes);

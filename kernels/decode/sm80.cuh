@@ -1,5 +1,6 @@
 #pragma once
 
+#include "decode/code_loader.cuh"
 #include "decode/consumer.cuh"
 #include "decode/schedule.cuh"
 #include "decode/tiles.cuh"
@@ -60,8 +61,6 @@ struct Loader {
   int page_row = 0;
   int key = -1;                    // with lists: the key of that row, -1 if it is none
   float k_scale = 0, v_scale = 0;  // of the same row, if rows have scales
-  static constexpr bool grouped = has_groups(key_type(features));
-  [[no_unique_address]] GroupLoader<config, own_rows> groups;  // scales of the tile that is in flight
 
   __device__ __forceinline__ Loader(const AttentionArgs& arguments, const Run<config>& run, Cursor<config>& place)
       : args(arguments), cursor(place), left(run.end - run.begin) {
@@ -73,7 +72,6 @@ struct Loader {
   /// Starts the copies of the next tile, if there is one. Always commits a group, even an empty one: the consumers count
   /// groups to know which tile has landed.
   __device__ __forceinline__ void load(unsigned K_smem, unsigned V_smem, unsigned scale_smem, unsigned* listed) {
-    if constexpr (grouped) groups.store(first_row, lane);
     if (left > 0) {
       Cursor<config> now = cursor;
       if (takes(now.tile)) {
@@ -84,11 +82,9 @@ struct Loader {
           copy<KTile, config.head_dim_v, 0, values>(now, args.V, K_smem);
           copy<KTile, config.head_dim - config.head_dim_v, values, KTile::columns / 8>(now, args.K, K_smem);
         } else {
-          constexpr int stored = grouped ? 2 : 1;  // columns of an element
-          copy<KTile, config.head_dim / stored>(now, args.K, K_smem);
-          copy<VTile, config.head_dim_v / stored>(now, args.V, V_smem);
+          copy<KTile, config.head_dim>(now, args.K, K_smem);
+          copy<VTile, config.head_dim_v>(now, args.V, V_smem);
         }
-        if constexpr (grouped) load_groups(now, scale_smem);
       }
       if (--left > 0) {
         now.next(args);
@@ -116,16 +112,6 @@ struct Loader {
       ptx::store_shared(to, k_scale);
       ptx::store_shared(to + config.block_kv * 4, v_scale);
     }
-  }
-
-  /// Starts the loads of the scales of a tile's groups. Its pages are known: nothing waits.
-  __device__ __forceinline__ void load_groups(const Cursor<config>& now, unsigned stage) {
-    const int row = lane % own_rows, j = now.tile * config.block_kv + first_row + row;
-    const bool exists = j >= now.item.seen.begin && j < now.item.seen.end;
-    long long from = features.packed ? 0 : now.item.batch_idx, place = j;
-    if constexpr (features.packed && !features.paged) place += args.cu_seqlens_kv[now.item.batch_idx];
-    if constexpr (features.paged) from = ptx::shuffle(page, row), place = ptx::shuffle(page_row, row);
-    groups.load_rows(args, from, place, now.item.kv_head_idx, exists, lane, stage);
   }
 
   /// Which rows of this warp are keys: a bit for each, in the bytes of the stage's bits that are this warp's alone.
@@ -259,6 +245,14 @@ struct DecodeSm80 {
   __device__ __forceinline__ static void work(const AttentionArgs& args, typename Consumer::SharedStorage& storage) {
     const decode::Run<config> run(args);
     if (run.begin == run.end) return;
+    if constexpr (Consumer::grouped)
+      return work_on_codes(args, storage, run);
+    else
+      work_on_rows(args, storage, run);
+  }
+
+  __device__ __forceinline__ static void work_on_rows(const AttentionArgs& args, typename Consumer::SharedStorage& storage,
+                                                      const decode::Run<config>& run) {
     decode::Loader<config> loader(args, run, storage.loading[threadIdx.x / 32]);
     Consumer consumer(args, storage, run);
     int stage = 0, free_stage = 0;
@@ -271,6 +265,27 @@ struct DecodeSm80 {
       consumer.take(position, stage, Gate{});
       stage = after(stage);
     }
+  }
+
+  /// With codes of 4 bits there is one stage. While a warp multiplies the values of a tile, the next tile's keys are in
+  /// flight to where this tile's were; while it multiplies those, the next tile's values.
+  struct CodeGate {
+    decode::CodeLoader<config>& loader;
+
+    __device__ __forceinline__ void K_ready() const { loader.template ready<true>(); }
+    __device__ __forceinline__ void K_read() const { loader.template load<true>(); }
+    __device__ __forceinline__ void V_ready() const { loader.template ready<false>(); }
+    __device__ __forceinline__ void V_read() const { loader.template load<false>(); }
+  };
+
+  __device__ __forceinline__ static void work_on_codes(const AttentionArgs& args, typename Consumer::SharedStorage& storage,
+                                                       const decode::Run<config>& run) {
+    decode::CodeLoader<config> loader(args, run, storage.loading[threadIdx.x / 32], storage.stage[0], storage.groups[0]);
+    loader.template load<true>();
+    loader.template load<false>();
+    Consumer consumer(args, storage, run);
+#pragma unroll 1
+    for (int position = run.begin; position < run.end; ++position) consumer.take(position, 0, CodeGate{loader});
   }
 };
 

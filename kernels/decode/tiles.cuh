@@ -2,6 +2,7 @@
 
 #include "abi/args.h"
 #include "abi/decode.h"
+#include "decode/code_tile.cuh"
 #include "ptx/barrier.cuh"
 #include "tile/swizzle.cuh"
 
@@ -15,6 +16,14 @@ template <ForwardConfig config>
 struct DecodeTiles {
   using K = tile::SwizzledTile<config.block_kv, DecodeLayout::stored_key_columns(config)>;
   using V = tile::SwizzledTile<config.block_kv, DecodeLayout::stored_value_columns(config)>;
+  using Q = tile::SwizzledTile<16 * DecodeLayout(config).row_warps, DecodeLayout::columns_of(config, config.head_dim)>;
+};
+
+template <ForwardConfig config>
+requires(has_groups(key_type(config.features))) struct DecodeTiles<config> {
+  using K = CodeTile<config.block_kv, config.head_dim / 4>;
+  using V = CodeTile<config.block_kv, config.head_dim_v / 4>;
+  using Q = CodeQueries<config.block_q <= 8 ? 8 : 16, config.head_dim / 32>;
 };
 
 /// K and V of a tile. Latent keys begin with their values.

@@ -45,28 +45,33 @@ __device__ __forceinline__ unsigned scaled_pair(unsigned codes, int n, unsigned 
   return code == Type::int4 ? ptx::fma_pairs<type>(pair, scales, zeros) : ptx::multiply_pairs<type>(pair, scales);
 }
 
-/// A power of two of e8m0 in a 16-bit type.
+/// A power of two of e8m0 in float16.
+__device__ __forceinline__ unsigned e8m0_to_half(unsigned stored) {
+  const unsigned exponent = counted_e8m0<Type::float16>(stored);
+  if (exponent == 255) return 0x7e00u;
+  return exponent >= 113 ? (exponent - 112) << 10 : 1u << (exponent - 103);
+}
+
+/// Two powers of two of e8m0, the bytes of a 16-bit number, as a pair.
 template <Type type>
-__device__ __forceinline__ unsigned e8m0_bits(unsigned stored) {
-  const unsigned exponent = counted_e8m0<type>(stored);
-  if constexpr (type == Type::bfloat16) {
-    return exponent == 0 ? 0x0040u : exponent == 255 ? 0x7fc0u : exponent << 7;
-  } else {
-    if (exponent == 255) return 0x7e00u;
-    return exponent >= 113 ? (exponent - 112) << 10 : 1u << (exponent - 103);
-  }
+__device__ __forceinline__ unsigned e8m0_pair(unsigned bytes) {
+  if constexpr (type == Type::float16) return e8m0_to_half(bytes & 0xffu) | e8m0_to_half(bytes >> 8 & 0xffu) << 16;
+  const unsigned exponents = ptx::permute_bytes(bytes, 0, 0x4140u) << 7;
+  // 255 is NaN, and 0 is subnormal: both have the highest bit of the fraction.
+  const unsigned largest = exponents + 0x00800080u, others = exponents + 0x7fff7fffu;
+  return exponents | ((largest | ~others) & 0x80008000u) >> 9;
 }
 
 /// Scales 2 i and 2 i + 1 of a row as a pair, as scaled_pair() takes them. `row`: as they are stored, in words.
 template <Type code, Type type>
 __device__ __forceinline__ unsigned scale_pair(const unsigned* row, int i) {
   if constexpr (code == Type::int4) return row[i];
-  const unsigned bytes = row[i / 2] >> i % 2 * 16;
+  const unsigned bytes = row[i / 2] >> i % 2 * 16 & 0xffffu;
   if constexpr (code == Type::nvfp4) {
     constexpr unsigned power = type == Type::bfloat16 ? 0x7a807a80u : 0x54005400u;  // 2^126 or 2^14 over group_factor
-    return ptx::multiply_pairs<type>(to_pairs<Type::e4m3, type>(bytes & 0xffffu).first, power);
+    return ptx::multiply_pairs<type>(to_pairs<Type::e4m3, type>(bytes).first, power);
   } else {
-    return e8m0_bits<type>(bytes & 0xffu) | e8m0_bits<type>(bytes >> 8 & 0xffu) << 16;
+    return e8m0_pair<type>(bytes);
   }
 }
 

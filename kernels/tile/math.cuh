@@ -10,6 +10,18 @@ constexpr float infinity = __builtin_bit_cast(float, 0x7f800000u);
 constexpr float nan = __builtin_bit_cast(float, 0x7fffffffu);
 constexpr float smallest = __builtin_bit_cast(float, 0x00800000u);  // of the normal numbers
 
+/// One of two types.
+template <bool first, typename First, typename Second>
+struct Choice {
+  using Kind = First;
+};
+template <typename First, typename Second>
+struct Choice<false, First, Second> {
+  using Kind = Second;
+};
+template <bool first, typename First, typename Second>
+using Choose = typename Choice<first, First, Second>::Kind;
+
 __device__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
 __device__ constexpr int round_up(int a, int b) { return ceil_div(a, b) * b; }
 __device__ constexpr int min(int a, int b) { return a < b ? a : b; }

@@ -40,7 +40,7 @@ std::int64_t rows_side_by_side(const Request& r) {
 /// merge.
 std::int64_t blocks_of_rows(const Request& r) {
   const Problem& problem = r.problem;
-  const std::int64_t most = std::min(r.device.num_sms, abi::decode_max_blocks) / rows_side_by_side(r);
+  const std::int64_t most = std::min(r.device.num_sms, abi::decode_max_blocks(r.features)) / rows_side_by_side(r);
   const std::int64_t group = problem.heads_q / problem.heads_kv;
   const std::int64_t of_list = problem.seq_q * ((group + abi::mla_block_q - 1) / abi::mla_block_q);  // tiles of rows
   const std::int64_t items = problem.batch * problem.heads_kv * (r.features.key_list ? of_list : 1);

@@ -31,6 +31,12 @@ std::vector<Case> group_cases(Dtype dtype) {
   add("nvfp4_lengths", nvfp4, 0, [](Case& c, Problem& p) {
     p.alibi = p.left_padding = p.seqused_kv = true, c.left_padding = {70, 5}, c.seqused_kv = {131, 90};
   });
+  add("nvfp4_window_nan", nvfp4, 0, [](Case& c, Problem& p) {  // NaN in keys that no query sees
+    p.seq_q = 1, p.heads_q = 4, p.head_dim = 128, p.causal = true, p.window_left = 60, c.nan_value = 69, c.nan_key = 68;
+  });
+  add("int4_window_pages", int4, 32, [](Case& c, Problem& p) {
+    p.seq_q = 1, p.heads_q = 8, p.causal = true, p.window_left = 33, put_in_pages(c, 16, {131, 97}), c.nan_value = 90;
+  });
   add("nvfp4_nan", nvfp4, 0, [](Case& c, Problem& p) {
     p.seq_q = 7, p.mask = over(p, true, true, true), p.kv_scales = ScaleKind::tensor, c.nan_value = 30, c.nan_key = 101;
   });

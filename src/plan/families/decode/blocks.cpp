@@ -98,7 +98,7 @@ int tiles_in_flight_of(const abi::ForwardConfig& config, int blocks_per_sm, bool
 
 std::int64_t share_decode_items(const Problem& problem, const DeviceInfo& device, abi::ForwardConfig& config, Plan& plan) {
   const int blocks_per_sm = abi::decode_blocks_per_sm(config, device.shared_bytes);
-  const std::int64_t at_once = std::min(blocks_per_sm * device.num_sms, abi::decode_max_blocks);
+  const std::int64_t at_once = std::min(blocks_per_sm * device.num_sms, abi::decode_max_blocks(config.features));
   config.item_blocks = item_blocks_of(problem, device, config, at_once);
   const bool shared = config.item_blocks > 0;
   const std::int64_t most = shared ? items_of(problem, config) * config.item_blocks : even_blocks(problem, config, at_once);

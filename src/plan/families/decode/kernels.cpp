@@ -29,10 +29,19 @@ std::string reject_groups(const Request& r) {
   };
   if (problem.head_dim % 64 != 0 || problem.head_dim_v % 64 != 0 || std::max(problem.head_dim, problem.head_dim_v) > 256)
     return "with 4-bit keys needs head dimensions of 64, 128, 192 or 256";
-  // A row that 0 * NaN has reached is computed again: the pointers to codes and scales of K and V would be spilled.
-  if (r.features.hides_keys()) return "with 4-bit keys takes no window, no causal mask of several queries and no mask";
+  // A row that 0 * NaN has reached would have to be computed again. Where all rows see the same keys, none is reached:
+  // other keys are not read.
+  const abi::Features& f = r.features;
+  const bool by_data =
+      f.mask || f.score_hides || f.has_mask_data() || f.precomputed_mask_bits || f.key_list || f.bit_mask();
+  if (by_data || (f.has_window() && problem.seq_q > 1))
+    return "with 4-bit keys takes no mask, and windows and causal masks of one query of a sequence";
   if (!multiples(problem.k_strides, 16) || !multiples(problem.v_strides, 16))
     return "needs 4-bit rows whose strides are multiples of 16 bytes";
+  for (const Strides& s : {problem.k_strides, problem.v_strides, problem.k_group_strides, problem.v_group_strides}) {
+    if (std::min(s.seq, s.head) < 0 || std::max(s.seq, s.head) > std::numeric_limits<std::int32_t>::max())
+      return "with 4-bit keys needs strides of rows and heads from 0 to 2^31 - 1";
+  }
   const auto bytes = static_cast<std::int64_t>(*problem.kv_dtype == Dtype::int4 ? size_of(problem.dtype) : 1);
   for (const bool of_k : {true, false}) {
     const std::int64_t row = (of_k ? problem.head_dim : problem.head_dim_v) / problem.kv_group * bytes;
@@ -142,7 +151,8 @@ Plan lay_out(const Problem& problem, const DeviceInfo& device, abi::ForwardConfi
               .block = abi::decode_threads(config),
               .cluster = abi::decode_has_clusters(config) ? config.item_blocks : 1,
               .shared_bytes = abi::DecodeLayout(config).shared_bytes,
-              .min_blocks_per_sm = producer_warp ? abi::decode_blocks_per_sm(config, device.shared_bytes) : 1},
+              .min_blocks_per_sm =
+                  producer_warp || problem.kv_group != 0 ? abi::decode_blocks_per_sm(config, device.shared_bytes) : 1},
              blocks);
   const std::int64_t heads = problem.heads_kv;
   if (config.head_grid) plan.launches.back().grid = {static_cast<int>(blocks / heads), static_cast<int>(heads), 1};

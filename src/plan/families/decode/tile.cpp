@@ -10,13 +10,14 @@
 namespace flash_attention::plan {
 namespace {
 
-/// The most rows of an item. Sums of wide rows leave few registers for scores. On sm_90, if each SM then has an item,
+/// The most rows of an item. Sums of wide rows leave few registers for scores, or, with 4-bit keys, for other warps. On sm_90, if each SM then has an item,
 /// 16 rows are best: for each 16 rows a few tiles of keys are read from L2 once more. 8 x 64/4 x 1024 with 4 queries
 /// takes 17.2 us, with 32 rows 19.1, with 64 21.6. If few SMs would have an item, 32 rows: 32 x 8/1 x 4096 with 8
 /// queries 37.4 us, with 64 41.2; but 8 x 32/8 x 4096 with 16 queries 54.4 and 49.2, 64 x 64/4 x 2048 105.5 and 90.2.
 std::int64_t max_rows(const Request& request) {
   const Problem& problem = request.problem;
   constexpr std::int64_t tile_keys = 128, most = 64;
+  if (request.features.kv_group != 0) return std::max(problem.head_dim, problem.head_dim_v) > 128 ? 8 : 16;
   if (problem.head_dim_v > 128) return 16;
   if (request.device.arch != 90 || request.features.key_list) return most;
   const std::int64_t heads = problem.batch * problem.heads_kv, rows = decode_rows(problem), sms = request.device.num_sms;
@@ -74,9 +75,7 @@ std::int64_t num_items(const Request& request) {
 /// keys, so there are a quarter fewer instructions, which bound 8-bit keys: they take 0.87 to 0.89 of the time. 16-bit keys
 /// must have the same bits and take 1.00 to 1.01 (H200, 1 x 131072, 16 x 16384, 8 x 32768); with shorter runs 1.02 to 1.05.
 bool has_long_runs(const Request& request) {
-  // 4-bit keys are twice as many instructions a byte. Not measured.
-  const std::int64_t long_keys = request.features.kv_group != 0 ? 4096 : 16384;
-  constexpr std::int64_t long_run = 24 * 128;
+  constexpr std::int64_t long_keys = 16384, long_run = 24 * 128;
   const std::int64_t keys = keys_of_item(request.problem, request.features);
   return keys >= long_keys && keys * num_items(request) >= long_run * request.device.num_sms;
 }
@@ -97,6 +96,29 @@ bool has_many_items(const Request& request) {
 /// then eight warps are better (1 x 64/4 x 16384: 25.3 us, 29.6 with four).
 bool has_whole_items(const Request& request) {
   return num_items(request) >= request.device.num_sms - request.device.num_sms / 16;
+}
+
+/// With 4-bit keys a block has four warps and one stage (kernels/decode/code_loader.cuh). Each block must have a tile, and
+/// as many blocks must fit on an SM as its registers hold. 256 keys take fewer instructions each than 128, and wait longer
+/// for memory: many warps take 128. With four blocks on an SM, 64 x 32/8 x 4096 takes 117.0 us with 256 keys and 114.1 with 128, 16 x 8192 83.9
+/// and 74.4; with two, 16 x 64/4 x 8192 54.2 and 55.2 (H200, nvfp4).
+std::optional<abi::ForwardConfig> configure_codes(const Request& request, int block_q) {
+  const Problem& problem = request.problem;
+  abi::ForwardConfig config{.features = request.features,
+                            .head_dim = static_cast<int>(problem.head_dim),
+                            .head_dim_v = static_cast<int>(problem.head_dim_v),
+                            .block_q = block_q,
+                            .num_warps = 4,
+                            .group = static_cast<int>(problem.heads_q / problem.heads_kv)};
+  const int shared_bytes = request.device.shared_bytes, blocks = abi::decode_group_blocks(config);
+  for (const int keys : {256, 128, 64}) {
+    if (blocks > 2 && keys > 128) continue;
+    config.block_kv = keys;
+    const double tiles = decode_tiles(problem, config);
+    const bool fill = tiles >= blocks * request.device.num_sms && abi::decode_blocks_per_sm(config, shared_bytes) >= blocks;
+    if (fill || (keys == 64 && abi::DecodeLayout(config).shared_bytes <= shared_bytes)) return config;
+  }
+  return std::nullopt;
 }
 
 /// The largest tile of which two stages fit. docs/lab/decode.md has the measurements (H200). Tiles of 128 keys with two
@@ -145,7 +167,6 @@ std::optional<abi::ForwardConfig> configure(const Request& request, bool produce
     abi::ForwardConfig wide = config;
     wide.features.kv_dtype = wide.features.dtype;
     wide.features.token_scales = false;
-    wide.features.kv_group = 0;
     if (stages_of(wide, device.shared_bytes, tile.max_bytes) < 2) continue;
     config.num_stages = std::max(2, stages_of(config, device.shared_bytes, tile.max_bytes));
     if (request.num_stages > config.num_stages) continue;
@@ -160,7 +181,9 @@ std::optional<abi::ForwardConfig> configure(const Request& request, bool produce
 std::optional<abi::ForwardConfig> choose_decode_tile(const Request& request, bool producer_warp) {
   const Problem& problem = request.problem;
   for (int block_q = block_q_of(request); block_q >= (problem.invariant ? 16 : 8); block_q /= 2) {
-    if (const auto config = configure(request, producer_warp, block_q)) return config;
+    const auto config =
+        request.features.kv_group != 0 ? configure_codes(request, block_q) : configure(request, producer_warp, block_q);
+    if (config) return config;
   }
   return std::nullopt;
 }
