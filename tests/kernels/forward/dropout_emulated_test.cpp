@@ -48,8 +48,8 @@ TEST(DropoutNearOne, EveryRowIsExact) {
 
 constexpr TileSize of_three_warpgroups{192, 64};
 
-/// The tile of long sequences: blocks that one warpgroup sees and another does not, tiles that are done again with a running
-/// maximum, tiles in which NaN must not reach other rows, both types, and rows without keys.
+/// The tile of long sequences: blocks that one warpgroup sees and another does not, tiles that are done again with a
+/// running maximum, tiles in which NaN must not reach other rows, both types, and rows without keys.
 TEST(DropoutOfThreeWarpgroups, KeepsTheContract) {
   const Device device{.kind = DeviceKind::emulator, .emulated_arch = 90};
   const Target three{.device = device, .kernel = "forward/sm90", .pass = Pass::forward, .tile = of_three_warpgroups};
