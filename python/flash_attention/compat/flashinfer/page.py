@@ -212,7 +212,11 @@ def _in_nvfp4(paged_kv_cache, kv_cache_sf, kv_layout, k_scale, v_scale):
             continue
         if not 0 < float(scale) < math.inf:
             raise ValueError(f"{name}: got {float(scale)}; expected a positive finite global decode scale")
-    of_tensors = {"k_global_scale": k_scale, "v_global_scale": v_scale}
+    # A number for the kernel's arguments, unless it is in a GPU's memory.
+    of_tensors = {
+        name: scale if isinstance(scale, Tensor) and scale.is_cuda else float(scale)
+        for name, scale in (("k_global_scale", k_scale), ("v_global_scale", v_scale))
+    }
     return pages, {"cache_dtype": "nvfp4", "k_scale": scales[0], "v_scale": scales[1], **of_tensors}
 
 
