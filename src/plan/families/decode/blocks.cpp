@@ -97,13 +97,9 @@ int tiles_in_flight_of(const abi::ForwardConfig& config, int blocks_per_sm, bool
 }  // namespace
 
 std::int64_t share_decode_items(const Problem& problem, const DeviceInfo& device, abi::ForwardConfig& config, Plan& plan) {
-  const auto at_once_of = [&](int item_blocks) {  // with 4-bit keys more, if each item has blocks of its own
-    config.item_blocks = item_blocks;
-    return std::min<std::int64_t>(abi::decode_blocks_per_sm(config, device.shared_bytes) * device.num_sms,
-                                  abi::decode_max_blocks(config.features));
-  };
-  const int item_blocks = item_blocks_of(problem, device, config, at_once_of(1));
-  const std::int64_t at_once = at_once_of(item_blocks);
+  const int blocks_per_sm = abi::decode_blocks_per_sm(config, device.shared_bytes);
+  const std::int64_t at_once = std::min(blocks_per_sm * device.num_sms, abi::decode_max_blocks(config.features));
+  config.item_blocks = item_blocks_of(problem, device, config, at_once);
   const bool shared = config.item_blocks > 0;
   const std::int64_t most = shared ? items_of(problem, config) * config.item_blocks : even_blocks(problem, config, at_once);
   config.one_row_tile = !config.features.packed && items_of(problem, config) == problem.batch * problem.heads_kv;
@@ -111,7 +107,6 @@ std::int64_t share_decode_items(const Problem& problem, const DeviceInfo& device
   config.strided_items = !shared && strides_items(problem, config, most);
   const std::int64_t blocks = reserve_decode_parts(problem, config, most, plan);
   config.head_grid = has_head_grid(problem, device, config, blocks);
-  const int blocks_per_sm = abi::decode_blocks_per_sm(config, device.shared_bytes);
   config.tiles_in_flight = tiles_in_flight_of(config, blocks_per_sm, 4 * blocks >= 3 * at_once);
   return blocks;
 }
