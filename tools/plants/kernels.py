@@ -434,8 +434,8 @@ PLANTS = (
     Plant(
         "tangent/sm90: the late products of values read the stage of the next tile",
         "kernels/tangent/sm90/kernel.cuh",
-        "issue_values<true>(P, W, shared.tiles.stages[last.stage]);\n      end_turn();",
-        "issue_values<true>(P, W, shared.tiles.stages[place.stage]);\n      end_turn();",
+        "issue_values<true>(P, W, shared.tiles.stages[last.stage]);\n      pingpong_signal();",
+        "issue_values<true>(P, W, shared.tiles.stages[place.stage]);\n      pingpong_signal();",
         "kernels_emulated_test Bfloat16/TangentSm90.*plain* AllAtOnce/TangentSm90.*128*",
     ),
     Plant(

@@ -50,13 +50,13 @@ struct TangentSm90 {
   const int warpgroup;
 
   /// The tiles of keys with a pair that the masks show, from the last to the first.
-  struct Walk {
+  struct VisitedTiles {
     const TangentSm90& kernel;
     tile::VisibleTiles visible_tiles;
     int tile_idx;
     unsigned n = 0;  // tiles before this one
 
-    __device__ __forceinline__ explicit Walk(const TangentSm90& its_kernel) : kernel(its_kernel) {
+    __device__ __forceinline__ explicit VisitedTiles(const TangentSm90& its_kernel) : kernel(its_kernel) {
       tile_idx = kernel.rows.tile_below(kernel.tiles.end - 1, kernel.tiles, visible_tiles);
     }
     __device__ __forceinline__ bool has_tile() const { return tile_idx >= kernel.tiles.begin; }
@@ -84,26 +84,26 @@ struct TangentSm90 {
     auto& own = shared.tiles;
     rows.template load_queries<copying>(thread);
     ptx::copy_async_commit();
-    Walk walk(*this);
-    if (!walk.has_tile()) return publish<0>(shared.Q_full);
+    VisitedTiles visited(*this);
+    if (!visited.has_tile()) return publish<0>(shared.Q_full);
 #pragma unroll 1
-    for (; walk.has_tile(); walk.advance()) {
-      const Place place(walk.n), last(walk.n - 1);
+    for (; visited.has_tile(); visited.advance()) {
+      const Place place(visited.n), last(visited.n - 1);
       ptx::mbarrier_wait(shared.K_empty[place.stage], place.phase ^ 1);
       // Hidden, so that addresses are not kept for all tensors from tile to tile.
-      rows.template load_keys<copying>(own.stages[place.stage], walk.kv_begin(), ptx::hide_from_compiler(thread));
+      rows.template load_keys<copying>(own.stages[place.stage], visited.kv_begin(), ptx::hide_from_compiler(thread));
       ptx::copy_async_commit();
-      if (walk.n == 0) {
+      if (visited.n == 0) {
         publish<1>(shared.Q_full);
       } else {
         publish<2>(shared.K_full[last.stage]);
       }
       ptx::mbarrier_wait(shared.V_empty[place.stage], place.phase ^ 1);
-      rows.template load_values<copying>(own.stages[place.stage], walk.kv_begin(), ptx::hide_from_compiler(thread));
+      rows.template load_values<copying>(own.stages[place.stage], visited.kv_begin(), ptx::hide_from_compiler(thread));
       ptx::copy_async_commit();
-      if (walk.n != 0) publish<2>(shared.V_full[last.stage]);
+      if (visited.n != 0) publish<2>(shared.V_full[last.stage]);
     }
-    const Place last(walk.n - 1);
+    const Place last(visited.n - 1);
     publish<1>(shared.K_full[last.stage]);
     publish<0>(shared.V_full[last.stage]);
   }
@@ -191,10 +191,10 @@ struct TangentSm90 {
     if (threadIdx.x % 128 == 0) ptx::mbarrier_arrive(empty);
   }
   // The warpgroups take turns to issue products: barriers 3 and 4.
-  __device__ __forceinline__ void take_turn() const {
+  __device__ __forceinline__ void pingpong_wait() const {
     if constexpr (warpgroups > 1) ptx::barrier_sync(3 + warpgroup, 256);
   }
-  __device__ __forceinline__ void end_turn() const {
+  __device__ __forceinline__ void pingpong_signal() const {
     if constexpr (warpgroups > 1) ptx::barrier_arrive(3 + (warpgroup ^ 1), 256);
   }
 
@@ -209,7 +209,7 @@ struct TangentSm90 {
   }
 
   /// P and W of a tile whose products of scores are complete. Returns whether move() follows.
-  __device__ __forceinline__ bool weigh(Scores& S, Scores& S_tangent, int kv_begin, float (&rescale)[2]) const {
+  __device__ __forceinline__ bool exponentiate_tile(Scores& S, Scores& S_tangent, int kv_begin, float (&rescale)[2]) const {
     rows.modify(S, S_tangent, kv_begin);
     const bool moves = rows.exponentiate(S, S_tangent, rescale);
     if constexpr (config.features.dropout) rows.drop_tile(S, S_tangent, kv_begin);
@@ -218,48 +218,48 @@ struct TangentSm90 {
 
   /// The loop for all tangents: the products of values are one tile late.
   __device__ __forceinline__ void attend_late() {
-    Walk walk(*this);
-    if (!walk.has_tile()) return;
-    if (warpgroup == 1) end_turn();  // the first one begins
+    VisitedTiles visited(*this);
+    if (!visited.has_tile()) return;
+    if (warpgroup == 1) pingpong_signal();  // the first one begins
     Operand P, W;
     Scores S, S_tangent;
     float rescale[2];
     {
-      const Place place(walk.n);
+      const Place place(visited.n);
       await(shared.K_full[place.stage], place.phase);
-      take_turn();
+      pingpong_wait();
       issue_scores<true, true>(S, S_tangent, shared.tiles.stages[place.stage]);
-      end_turn();
+      pingpong_signal();
       await_scores<0>(S, S_tangent);
       release(shared.K_empty[place.stage]);
-      if (weigh(S, S_tangent, walk.kv_begin(), rescale)) rows.move(S, S_tangent, rescale);
+      if (exponentiate_tile(S, S_tangent, visited.kv_begin(), rescale)) rows.move(S, S_tangent, rescale);
       pack(S, S_tangent, P, W);
-      walk.advance();
+      visited.advance();
     }
 #pragma unroll 1
-    for (; walk.has_tile(); walk.advance()) {
-      const Place place(walk.n), last(walk.n - 1);
+    for (; visited.has_tile(); visited.advance()) {
+      const Place place(visited.n), last(visited.n - 1);
       await(shared.K_full[place.stage], place.phase);
-      take_turn();
+      pingpong_wait();
       issue_scores<true, true>(S, S_tangent, shared.tiles.stages[place.stage]);
       await(shared.V_full[last.stage], last.phase);
       issue_values<true>(P, W, shared.tiles.stages[last.stage]);
-      end_turn();
+      pingpong_signal();
       await_scores<1>(S, S_tangent);
       release(shared.K_empty[place.stage]);
-      const bool moves = weigh(S, S_tangent, walk.kv_begin(), rescale);
+      const bool moves = exponentiate_tile(S, S_tangent, visited.kv_begin(), rescale);
       await_values(P, W);
       release(shared.V_empty[last.stage]);
       if (moves) rows.move(S, S_tangent, rescale);
       pack(S, S_tangent, P, W);
     }
-    const Place last(walk.n - 1);
+    const Place last(visited.n - 1);
     await(shared.V_full[last.stage], last.phase);
-    take_turn();
+    pingpong_wait();
     issue_values<true>(P, W, shared.tiles.stages[last.stage]);
-    end_turn();
+    pingpong_signal();
     await_values(P, W);
-    if (warpgroup == 0) take_turn();  // no arrival is left in a barrier
+    if (warpgroup == 0) pingpong_wait();  // no arrival is left in a barrier
   }
 
   template <bool flag>
@@ -270,8 +270,8 @@ struct TangentSm90 {
   /// The loop for tangents of which some are missing, or without registers for the products of two tiles.
   __device__ __forceinline__ void attend_serially() {
 #pragma unroll 1
-    for (Walk walk(*this); walk.has_tile(); walk.advance()) {
-      const Place place(walk.n);
+    for (VisitedTiles visited(*this); visited.has_tile(); visited.advance()) {
+      const Place place(visited.n);
       const Stage& stage = shared.tiles.stages[place.stage];
       Scores S, S_tangent{};
       const auto scores = [&](auto has_Q, auto has_K) {
@@ -293,7 +293,7 @@ struct TangentSm90 {
       with(rows.tangents.has_Q, [&](auto has_Q) { with(rows.tangents.has_K, [&](auto has_K) { scores(has_Q, has_K); }); });
       release(shared.K_empty[place.stage]);
       float rescale[2];
-      if (weigh(S, S_tangent, walk.kv_begin(), rescale)) rows.move(S, S_tangent, rescale);
+      if (exponentiate_tile(S, S_tangent, visited.kv_begin(), rescale)) rows.move(S, S_tangent, rescale);
       Operand P, W;
       pack(S, S_tangent, P, W);
       await(shared.V_full[place.stage], place.phase);
