@@ -27,10 +27,9 @@ namespace flash_attention {
 
 using namespace abi;
 
-/// mass += 2^(S - lse). If all is visible, the exponentials of `by_fma` of four columns do without the special function unit.
-/// Rows are keys: this thread's first one is `key`, and its other tiles are `tile_rows` apart. Columns
+/// mass += 2^(S - lse). Rows are keys: this thread's first one is `key`, and its other tiles are `tile_rows` apart. Columns
 /// are queries from `query` on, of which this thread's first is `column`.
-template <bool some_hidden, int tile_rows, int by_fma = 0, Features features, int tiles, int blocks>
+template <bool some_hidden, int tile_rows, Features features, int tiles, int blocks>
 __device__ __forceinline__ void add_masses(float (&mass)[tiles][2], const float (&S)[tiles][blocks][4],
                                            const tile::Score<features>& score, const float* minus_lse, int query, int key,
                                            int column) {
@@ -49,12 +48,6 @@ __device__ __forceinline__ void add_masses(float (&mass)[tiles][2], const float 
         for (int half = 0; half < 2; ++half) {
           const int j = key + tile_rows * m + 8 * half;
           const float dot = S[m][n][2 * half + c];
-          if constexpr (!some_hidden && tile::Score<features>::linear) {
-            if (n % 4 < by_fma) {
-              mass[m][half] = tile::add_exp2_by_fma(mass[m][half], ptx::fma(dot, scale_log2, of_row));
-              continue;
-            }
-          }
           float p = 0;
           if (!some_hidden || score.sight.visible(range, i, j)) {
             const float units = tile::Score<features>::linear ? dot : score.in_units(dot, existing, j);

@@ -13,8 +13,7 @@
 //     wait for S0;  mass0 += ...;  wait for S1;  mass1 += ...
 //
 // So exponentials run under a product, and no product is in flight at the end of an iteration, where the compiler would
-// serialise all of them. The unit of exponentials is the limit, so a quarter of them is computed by products and sums. Each
-// block adds in a fixed order, so every run has the same bits.
+// serialise all of them. Each block adds in a fixed order, so every run has the same bits.
 
 #include "forward/key_mass_sm80.cuh"
 #include "ptx/fence.cuh"
@@ -117,7 +116,7 @@ struct KeyMassSm90 {
   template <bool some_hidden>
   __device__ __forceinline__ void add(const Scores& S, int m, int q_begin, int stage, int first) {
     const int shift = ptx::hide_from_compiler(first);  // addresses are not kept in registers
-    add_masses<some_hidden, 64, 1>(mass[m], S, score, storage.minus_lse[stage] + shift, q_begin + shift,
+    add_masses<some_hidden, 64>(mass[m], S, score, storage.minus_lse[stage] + shift, q_begin + shift,
                                 kv_begin + warp_row(m) + place.row, place.column);
   }
   /// Adds one tile of queries, of which all see all keys.

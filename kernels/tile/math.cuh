@@ -50,19 +50,4 @@ __device__ __forceinline__ float tanh(float x, float& slope) {
   return tanh(x, [&](float) { return shortfall; });
 }
 
-/// sum + 2^x on the units of products and sums, for kernels that the unit of exponentials holds up: 12 instructions, error
-/// 3e-7 of 2^x. x is at most 127; below -127 it adds 0. The fraction, in [-0.5, 0.5], goes through a polynomial of degree 5.
-__device__ __forceinline__ float add_exp2_by_fma(float sum, float x) {
-  constexpr float magic = 12582912.0f + 127;  // 1.5 * 2^23: the integer part, plus the exponent's bias, is in the low bits
-  const float clamped = ptx::max_or_nan(x, -127.0f), rounded = clamped + magic;
-  const float f = clamped - (rounded - magic);
-  float p = 0.0013276472454890609f;
-  p = ptx::fma(p, f, 0.009675541892647743f);
-  p = ptx::fma(p, f, 0.05550713092088699f);
-  p = ptx::fma(p, f, 0.24022120237350464f);
-  p = ptx::fma(p, f, 0.6931469440460205f);
-  p = ptx::fma(p, f, 1.0000001192092896f);
-  return ptx::fma(p, __builtin_bit_cast(float, __builtin_bit_cast(unsigned, rounded) << 23), sum);
-}
-
 }  // namespace flash_attention::tile

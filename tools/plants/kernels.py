@@ -460,13 +460,6 @@ PLANTS = (
         "kernels_emulated_test TilesOfKeyMass/*",
     ),
     Plant(
-        "key masses: a power of two by products has the wrong exponent",
-        "kernels/tile/math.cuh",
-        "constexpr float magic = 12582912.0f + 127;",
-        "constexpr float magic = 12582912.0f + 126;",
-        "kernels_emulated_test TilesOfKeyMass/*",
-    ),
-    Plant(
         "second/sm80: NaN behind a mask reaches the sums",
         "kernels/second/sm80/kernel.cuh",
         "        clear_nonfinite(column);\n",
