@@ -138,9 +138,9 @@ struct MaskLaunch {
 struct Plan {
   std::string kernel{};  ///< "forward/sm90", "cpu/prefill", ...
   Pass pass = Pass::forward;
-  int block_q = 0;     ///< rows of the score matrix in one tile
-  int block_kv = 0;    ///< columns of the score matrix in one tile
-  int num_splits = 1;  ///< parts into which the keys are divided, merged at the end
+  int block_q = 0;      ///< rows of the score matrix in one tile
+  int block_kv = 0;     ///< columns of the score matrix in one tile
+  int num_splits = 1;   ///< parts into which the keys are divided, merged at the end
   int early_heads = 0;  ///< backward/sm90: heads whose dQ blocks convert while they compute later heads
   std::size_t workspace_bytes = 0;
   /// bytes of the workspace, from its beginning, that must be 0 before the first launch

@@ -113,10 +113,10 @@ TEST(Sm90Backward, ConvertsEarlyHeadsBesideLaterOnes) {
   EXPECT_EQ(early(p), 60);
   p.batch = 1, p.heads_q = p.heads_kv = 7;
   EXPECT_EQ(early(p), 0) << "the last heads are more than half";
-  for (void (*const change)(Problem&) :
-       {+[](Problem& q) { q.softcap = 20; }, +[](Problem& q) { q.deterministic = true; }, +[](Problem& q) { q.heads_kv = 8; },
-        +[](Problem& q) { q.window_left = 100; }, +[](Problem& q) { q.head_dim = 256; }, +[](Problem& q) { q.causal = false; },
-        +[](Problem& q) { q.seq_q = q.seq_kv = 2048; }}) {
+  for (void (*const change)(Problem&) : {+[](Problem& q) { q.softcap = 20; }, +[](Problem& q) { q.deterministic = true; },
+                                         +[](Problem& q) { q.heads_kv = 8; }, +[](Problem& q) { q.window_left = 100; },
+                                         +[](Problem& q) { q.head_dim = 256; }, +[](Problem& q) { q.causal = false; },
+                                         +[](Problem& q) { q.seq_q = q.seq_kv = 2048; }}) {
     Problem other = grouped(32, 128, true);
     EXPECT_EQ(early(other), 56);
     change(other);
