@@ -13,7 +13,6 @@
 #include "ptx/atomic.cuh"
 #include "ptx/fence.cuh"
 #include "ptx/launch.cuh"
-#include "ptx/path.cuh"
 #include "ptx/registers.cuh"
 #include "ptx/tma.cuh"
 #include "ptx/warp.cuh"
@@ -109,7 +108,6 @@ __device__ __forceinline__ void convert_early_heads(const AttentionArgs& args, i
     if (head >= args.early_heads) return;
     while (ptx::load_acquire(missing_sums_of(args, head)) != 0) {
     }
-    ptx::path<"backward/sm90 dQ converted early">();
 #pragma unroll 1
     for (int row = 0; row < tile_rows; row += 16) convert_strip<config>(args, head, task % tiles * tile_rows + row);
   }
