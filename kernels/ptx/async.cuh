@@ -2,6 +2,7 @@
 
 // cp.async (sm_80): a thread's copies from global to shared memory, in groups (PTX ISA 9.7.9.25.3).
 
+#include "ptx/mbarrier.cuh"
 #include "ptx/shared.cuh"
 
 namespace flash_attention::ptx {
@@ -27,6 +28,12 @@ __device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.com
 template <int pending>
 __device__ __forceinline__ void copy_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
+}
+
+/// cp.async.mbarrier.arrive.noinc (9.7.13.15.16): one arrival when all earlier copies of this thread have landed, of those
+/// that the mbarrier expects. Nobody waits; threads that wait for the phase see the copies. It says nothing of stores.
+__device__ __forceinline__ void copy_async_arrive(Mbarrier& barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(&barrier)) : "memory");
 }
 
 }  // namespace flash_attention::ptx

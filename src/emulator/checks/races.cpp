@@ -241,8 +241,10 @@ std::uint32_t Races::start_bulk_store(const Thread& thread, const SharedPlace& p
   return number;
 }
 
-void Races::finish(const Thread& thread, std::uint32_t number) {
-  if (in_flight_[number] == 0) in_flight_[number] = thread.known[thread.actor];
+void Races::finish(const Thread& thread, std::uint32_t number) { finish(thread.known[thread.actor], number); }
+
+void Races::finish(std::uint32_t moment, std::uint32_t number) {
+  if (in_flight_[number] == 0) in_flight_[number] = moment;
 }
 
 void Races::bulk_load_writes(const Thread& thread, const MbarrierOrder& order, const SharedPlace& place,

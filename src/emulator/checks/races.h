@@ -81,6 +81,8 @@ class Races {
   std::uint32_t start_copy(const Thread& thread, const SharedPlace& place, std::size_t bytes);
   std::uint32_t start_bulk_store(const Thread& thread, const SharedPlace& place, std::size_t bytes);
   void finish(const Thread& thread, std::uint32_t number);
+  /// The same, as of an earlier moment of the thread that started it.
+  void finish(std::uint32_t moment, std::uint32_t number);
   void bulk_load_writes(const Thread& thread, const MbarrierOrder& order, const SharedPlace& place, std::size_t bytes);
   /// `known` by all four warps of the thread's warpgroup, whose `op`-th product it is. If one warp has waited, all know
   /// it.

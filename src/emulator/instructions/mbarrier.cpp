@@ -116,14 +116,14 @@ void mbarrier_complete(const SharedPlace& place, int bytes, const char* doing) {
   complete_phase(place, state);
 }
 
-void mbarrier_arrive_of_products(const SharedPlace& place, const Clocks& known) {
+void mbarrier_arrive_later(const SharedPlace& place, const Clocks& known, const char* doing) {
   Scheduler& scheduler = Scheduler::current();
   State64 state = read_state(place);
   if (state.count == uninitialised_count || state.count == 0)
-    return scheduler.fail_async(*place.block, "tcgen05_commit", "the mbarrier was not initialised");
+    return scheduler.fail_async(*place.block, doing, "the mbarrier was not initialised");
   if (state.pending == 0) {
     return scheduler.fail_async(
-        *place.block, "tcgen05_commit",
+        *place.block, doing,
         "more arrivals in a phase than the " + std::to_string(state.count) + " the mbarrier was initialised for");
   }
   --state.pending;

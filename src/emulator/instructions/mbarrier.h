@@ -19,8 +19,8 @@ void require_visible_mbarrier(const SharedPlace& place);
 /// complete_tx: bytes of an asynchronous copy have landed.
 void mbarrier_complete(const SharedPlace& place, int bytes, const char* doing);
 
-/// One arrival of products that are done. `known` is what it passes on.
-void mbarrier_arrive_of_products(const SharedPlace& place, const Clocks& known);
+/// One arrival of products or copies that are done. `known` is what it passes on.
+void mbarrier_arrive_later(const SharedPlace& place, const Clocks& known, const char* doing);
 
 /// "phase 3: 1 of 2 arrivals, 4096 bytes are missing".
 std::string describe_mbarrier(const Block& block, unsigned address);

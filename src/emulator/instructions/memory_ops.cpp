@@ -170,4 +170,27 @@ void copy_async_wait(int pending) {
   }
 }
 
+void copy_async_arrive(unsigned mbarrier) {
+  Scheduler& scheduler = Scheduler::current();
+  Thread& thread = scheduler.running();
+  thread.doing = "copy_async_arrive";
+  const SharedPlace place = locate(mbarrier, 8, 8);
+  Races& races = scheduler.races();
+  races.read(thread, place, 8);  // it has been initialised
+  thread.copies.commit();
+  std::vector<Copy> copies;
+  for (const auto& group : thread.copies.committed) copies.insert(copies.end(), group.begin(), group.end());
+  thread.copies.clear();
+  const std::uint32_t moment = thread.known[thread.actor];
+  Clocks known;
+  races.release(thread, known);
+  scheduler.async().start_signalling([place, copies, moment, known] {
+    for (const Copy& copy : copies) {
+      copy.task->finish();
+      Scheduler::current().races().finish(moment, copy.number);
+    }
+    mbarrier_arrive_later(place, known, "copy_async_arrive");
+  });
+}
+
 }  // namespace flash_attention::emulator

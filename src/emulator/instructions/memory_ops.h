@@ -19,5 +19,6 @@ void store_async(unsigned address, const void* value, int bytes, unsigned barrie
 void copy_async(unsigned shared, const void* global, int bytes, int valid);
 void copy_async_commit();
 void copy_async_wait(int pending);
+void copy_async_arrive(unsigned mbarrier);
 
 }  // namespace flash_attention::emulator

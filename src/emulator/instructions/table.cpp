@@ -21,6 +21,7 @@ const Table& runtime_table() {
       .copy_async = copy_async,
       .copy_async_commit = copy_async_commit,
       .copy_async_wait = copy_async_wait,
+      .copy_async_arrive = copy_async_arrive,
       .mbarrier_init = mbarrier_init,
       .mbarrier_arrive = mbarrier_arrive,
       .mbarrier_init_fence = mbarrier_init_fence,

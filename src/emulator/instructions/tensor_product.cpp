@@ -93,7 +93,7 @@ void tensor_commit(unsigned barrier) {
       execute(block, open[chosen]);
       open.erase(open.begin() + static_cast<std::ptrdiff_t>(chosen));
     }
-    mbarrier_arrive_of_products(place, known);
+    mbarrier_arrive_later(place, known, "tcgen05_commit");
   });
 }
 

@@ -149,6 +149,7 @@ struct Table {
   void (*copy_async)(unsigned shared, const void* global, int bytes, int valid);
   void (*copy_async_commit)();
   void (*copy_async_wait)(int pending);
+  void (*copy_async_arrive)(unsigned mbarrier);
 
   void (*mbarrier_init)(unsigned address, int arrivals);
   void (*mbarrier_arrive)(unsigned address, int arrivals, int bytes);

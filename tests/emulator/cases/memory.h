@@ -178,6 +178,25 @@ inline WrapperCases copy_async_cases() {
        .shape = {.block = 32},
        .input = stream,
        .expected = stream});
+  // The copies signal an mbarrier; nobody waits for them by group.
+  const Bytes rounds = counting_bytes(16 * 64 * 4);
+  cases.push_back({.name = "copy_async_arrive",
+                   .headers = {"async", "mbarrier"},
+                   .storage = "  ptx::Mbarrier full;\n  alignas(16) unsigned char bytes[64 * 16];",
+                   .body = "  if (thread == 0) ptx::mbarrier_init(shared.full, 64);\n"
+                           "  __syncthreads();\n"
+                           "  for (int round = 0; round < 4; ++round) {\n"
+                           "    ptx::copy_async(ptx::shared_address(shared.bytes + thread * 16),\n"
+                           "                    input + (round * 64 + thread) * 16);\n"
+                           "    ptx::copy_async_arrive(shared.full);\n"
+                           "    ptx::mbarrier_wait(shared.full, round % 2);\n"
+                           "    for (int b = 0; b < 16; ++b)\n"
+                           "      output[round * 1024 + b * 64 + thread] = shared.bytes[b * 64 + thread];\n"
+                           "    __syncthreads();\n  }",
+                   .arch = 90,
+                   .shape = {.block = 64},
+                   .input = rounds,
+                   .expected = rounds});
   return cases;
 }
 

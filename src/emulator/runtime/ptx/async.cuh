@@ -2,6 +2,7 @@
 
 // Emulated: kernels/ptx/async.cuh.
 
+#include "ptx/mbarrier.cuh"
 #include "ptx/shared.cuh"
 
 namespace flash_attention::ptx {
@@ -22,5 +23,7 @@ template <int pending>
 inline void copy_async_wait() {
   emulator::table->copy_async_wait(pending);
 }
+
+inline void copy_async_arrive(Mbarrier& barrier) { emulator::table->copy_async_arrive(shared_address(&barrier)); }
 
 }  // namespace flash_attention::ptx
