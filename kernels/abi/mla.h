@@ -12,6 +12,7 @@ constexpr int mla_head_dim_v = 512;
 constexpr int mla_block_q = 64;   // rows of a tile: the M of wgmma
 constexpr int mla_block_kv = 64;  // keys of a KV block
 constexpr int mla_stages = 2;
+constexpr int mla_panels_of_part = 2;  // a panel is 64 columns; parts of a stage are loaded apart
 constexpr int mla_threads = 3 * 128;  // two warpgroups that attend, one that loads
 
 /// Q and the stages, in 16-bit rows; barriers and statistics.

@@ -88,6 +88,20 @@ __device__ __forceinline__ float row_entropy(float reference, float sum, float m
 /// probabilities.
 constexpr float large_reference = 4096.0f;
 
+/// The largest scores of the two rows of a lane's group.
+template <int blocks>
+__device__ __forceinline__ void row_maxima(const float (&S)[blocks][4], float (&largest)[2]) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    largest[half] = -infinity;
+#pragma unroll
+    for (int n = 0; n < blocks; ++n) {
+      largest[half] = ptx::max(largest[half], ptx::max(S[n][2 * half], S[n][2 * half + 1]));
+    }
+    largest[half] = reduce_quad(largest[half], [](float a, float b) { return ptx::max(a, b); });
+  }
+}
+
 /// The running maximum and sum of two rows. The maximum is in the units of the scores, the sum is this lane's part.
 struct RowState {
   float max[2] = {-infinity, -infinity};
@@ -113,13 +127,33 @@ struct RowState {
   template <int log2_P_scale = 0, bool exact = false, int slack = 0, int blocks, class Statistics>
   __device__ __forceinline__ void update(float (&S)[blocks][4], const float (&scale_log2)[2], float (&rescale)[2],
                                          Statistics& statistics) {
+    float raised[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      raised[half] = max[half];
+#pragma unroll
+      for (int n = 0; n < blocks; ++n) raised[half] = ptx::max(raised[half], ptx::max(S[n][2 * half], S[n][2 * half + 1]));
+      raised[half] = reduce_quad(raised[half], [](float a, float b) { return ptx::max(a, b); });
+    }
+    update_to<log2_P_scale, exact, slack>(S, raised, scale_log2, rescale, statistics);
+  }
+  /// The same with the largest scores of S known (row_maxima), before the running maximum was.
+  template <int log2_P_scale = 0, bool exact = false, int blocks>
+  __device__ __forceinline__ void raise_and_update(float (&S)[blocks][4], const float (&largest)[2],
+                                                   const float (&scale_log2)[2], float (&rescale)[2]) {
+    const float raised[2] = {ptx::max(max[0], largest[0]), ptx::max(max[1], largest[1])};
+    RowStatistics<false, false> none;
+    update_to<log2_P_scale, exact, 0>(S, raised, scale_log2, rescale, none);
+  }
+
+ private:
+  template <int log2_P_scale, bool exact, int slack, int blocks, class Statistics>
+  __device__ __forceinline__ void update_to(float (&S)[blocks][4], const float (&raised)[2], const float (&scale_log2)[2],
+                                            float (&rescale)[2], Statistics& statistics) {
     float origin[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      float new_max = max[half];
-#pragma unroll
-      for (int n = 0; n < blocks; ++n) new_max = ptx::max(new_max, ptx::max(S[n][2 * half], S[n][2 * half + 1]));
-      new_max = reduce_quad(new_max, [](float a, float b) { return ptx::max(a, b); });
+      float new_max = raised[half];
       if constexpr (slack > 0) new_max = (new_max - max[half]) * scale_log2[half] > slack ? new_max : max[half];
       // For a row that has seen nothing the arithmetic stays finite: exp2(-inf - 0) = 0.
       origin[half] = new_max == -infinity ? 0 : new_max;
@@ -156,6 +190,7 @@ struct RowState {
     }
   }
 
+ public:
   __device__ __forceinline__ float total(int half) const {
     return reduce_quad(sum[half], [](float a, float b) { return a + b; });
   }

@@ -11,19 +11,23 @@
 //
 // Rows are packed, and tiles of keys are distributed over thread blocks, as in decode/sm80 (decode/schedule.cuh). A tile
 // has 64 rows, so O is 64 x 512 floats: each of two consumer warpgroups holds half of the columns, 128 registers a thread.
-// KV blocks of 64 keys go through two stages. Warpgroup w computes the scores of the blocks of stage w; both warpgroups
-// multiply P and V of all blocks:
+// The KV blocks of an item, of 64 keys each, go through two stages in pairs. Warpgroup 0 computes the scores of the first
+// block of a pair, warpgroup 1 those of the second; both multiply P and V of both:
 //
-//   for each item of the run:                     Q -> shared                                              scores.cuh
-//     for each KV block n, warpgroup w:
-//       n is of stage w:                          S = Q K^T;  P = softmax step;  P, rescale -> shared     attend_own
-//                                                 O_w = O_w * rescale + P V_w
-//       n is of the other stage:                  wait for P;  O_w = O_w * rescale + P V_w                issue_other
+//   for each item of the run:             Q -> shared                                                      scores.cuh
+//     for each pair of KV blocks:
+//       warpgroup 0:                      S0 = Q K0^T;  P0, rescale = softmax step -> shared              attend_first
+//                                         O_0 = O_0 * rescale + P0 V0
+//                                         wait for P1;  O_0 = O_0 * rescale + P1 V1
+//       warpgroup 1:                      wait for the scores of warpgroup 0;  S1 = Q K1^T               attend_second
+//                                         wait for P0;  issue O_1 = O_1 * rescale + P0 V0
+//                                         P1, rescale = softmax step -> shared
+//                                         O_1 = O_1 * rescale + P1 V1
 //     O / sum -> global, or a part of it                                                                 finish.cuh
 //
-// So the softmax of one warpgroup overlaps with the products of the other. P overwrites the key's own columns in the stage
-// (those that are not part of the value; there is room for 64 of them whatever a key has), which are not read any more. The
-// third warpgroup is the producer (producer.cuh).
+// So the softmax of warpgroup 0 overlaps with the scores of warpgroup 1, and that of warpgroup 1 with products of both with
+// P0. P overwrites the key's own columns in the stage (those that are not part of the value; there is room for 64 of them
+// whatever a key has), which are not read any more. The third warpgroup is the producer (producer.cuh).
 
 namespace flash_attention::mla {
 
@@ -36,10 +40,14 @@ struct Attend {
   static constexpr int panel = StageTile::panel_bytes;
   using Scores = typename Scoring<config>::Scores;
   static constexpr int columns = mla_head_dim_v / 2;  // of a warpgroup
+  /// Codes of 8 bits take longer to become elements than products take. So warpgroup 1 does not wait for its own keys before
+  /// it multiplies those of stage 0, which can be loaded again sooner.
+  static constexpr bool values_first = is_narrow(key_type(features));
 
   const Scoring<config> scoring;
   float O[columns / 2];
   tile::RowState rows;
+  int parity = 0;  // of the phase that fills this warpgroup's stage
 
   __device__ __forceinline__ Attend(const AttentionArgs& args, SharedStorage<config>& storage) : scoring{args, storage} {}
 
@@ -59,19 +67,22 @@ struct Attend {
     return Descriptor(ptx::wgmma_descriptor(V, panel, 1024));
   }
 
-  /// Few KV blocks raise a maximum, so a vote saves most multiplications. With options there is no register for the vote.
+  /// Few KV blocks raise a maximum, so a vote saves most multiplications.
   __device__ __forceinline__ void rescale_output(const float (&rescale)[2]) {
-    constexpr bool skips_ones = tile::Score<features>::linear && !features.mask;
-    if (skips_ones && !ptx::any(rescale[0] != 1.0f || rescale[1] != 1.0f)) return;
+    if (!ptx::any(rescale[0] != 1.0f || rescale[1] != 1.0f)) return;
 #pragma unroll
     for (int i = 0; i < columns / 2; ++i) O[i] *= rescale[i / 2 % 2];
   }
 
-  /// Releases this warpgroup's part of a stage (other: of the other warpgroup's stage): its products are complete, so it
-  /// may be filled again.
-  __device__ __forceinline__ void release(int other) const {
+  /// Waits for this warpgroup's products with a stage. Then its half of the value may be filled again.
+  __device__ __forceinline__ void finish_products(int stage) {
+    ptx::wgmma_wait<0>();
+    ptx::wgmma_pin(O);
+    release(stage);
+  }
+  __device__ __forceinline__ void release(int stage) const {
     const Place place;
-    if (place.lane == 0) ptx::mbarrier_arrive(scoring.shared.empty[place.warpgroup ^ other][place.warpgroup]);
+    if (place.lane == 0) ptx::mbarrier_arrive(scoring.shared.empty[stage][place.warpgroup]);
   }
 
   /// Publishes P, the maxima and the rescale factors for the other warpgroup.
@@ -97,19 +108,18 @@ struct Attend {
     ptx::barrier_arrive(barrier_P + stage, 2 * wg_threads);
   }
 
-  /// Softmax and P V for a KV block of this warpgroup's stage. Its scores have been issued.
-  __device__ __forceinline__ void attend_own(Scores& S, int tile_idx) {
-    ptx::wgmma_wait<0>();  // the scores are complete
-    ptx::wgmma_pin(reinterpret_cast<float(&)[mla_block_kv / 2]>(S));
-    scoring.modify(S, tile_idx);
+  /// P from this warpgroup's scores, of which `largest` are the largest of each row.
+  __device__ __forceinline__ void make_P(Scores& S, const float (&largest)[2], unsigned (&P)[4][4], float (&rescale)[2]) {
     typename Scoring<config>::Scales scales;
     scoring.get_scales(scales);
-    float rescale[2];
-    rows.template update<log2_P_scale<config>, features.bias>(S, scales, rescale);
-    unsigned P[4][4];
+    rows.template raise_and_update<log2_P_scale<config>, features.bias>(S, largest, scales, rescale);
 #pragma unroll
     for (int step = 0; step < 4; ++step) tile::pack_a<type>(P[step], S[2 * step], S[2 * step + 1]);
     publish(P, rescale);
+  }
+
+  /// Issues P V for the KV block of this warpgroup's stage.
+  __device__ __forceinline__ void issue_own(const unsigned (&P)[4][4], const float (&rescale)[2]) {
     rescale_output(rescale);
     const Descriptor V = V_tile(Place().warpgroup);
     ptx::wgmma_fence();  // ordinary instructions have written O and P
@@ -118,13 +128,9 @@ struct Attend {
       ptx::wgmma_rs<type, columns, ptx::Major::mn>(O, P[step], V.at(step * 16 * 128), true);
     }
     ptx::wgmma_commit();
-    ptx::wgmma_wait<0>();  // O is complete
-    ptx::wgmma_pin(O);
-    ptx::wgmma_pin(P);
-    release(0);
   }
 
-  /// Issues P V for a KV block of the other warpgroup's stage.
+  /// The same for the other warpgroup's stage, when P is ready.
   __device__ __forceinline__ void issue_other() {
     const Place place;
     const int stage = place.warpgroup ^ 1;
@@ -146,59 +152,85 @@ struct Attend {
     ptx::wgmma_commit();
   }
 
-  /// Waits for these products, but not for `later` groups issued after them; then releases the part of the other stage.
-  template <int later>
-  __device__ __forceinline__ void finish_other() {
-    ptx::wgmma_wait<later>();
-    ptx::wgmma_pin(O);
-    release(1);
+  __device__ __forceinline__ bool own_landed() const {
+    return ptx::shuffle(static_cast<int>(ptx::mbarrier_test(scoring.shared.full[Place().warpgroup][0], parity)), 0) != 0;
   }
 
-  /// P V for a KV block of the other stage, then the scores of block n. If block n has landed, its scores are issued
-  /// without a pause. If not, the part of the other stage is released first, so that its next copies begin meanwhile.
-  __device__ __forceinline__ void issue_both(Scores& S, int n) {
-    issue_other();
-    const bool landed = own_landed(n);
+  /// Issues the scores of warpgroup 0's next KV block. Products with stage 1 have been issued before. If the next keys have
+  /// landed there is no pause; if not, stage 1 is released first, so that it can be filled again.
+  __device__ __forceinline__ void issue_next(Scores& S) {
+    const bool landed = own_landed();
     if (!landed) {
       ptx::wgmma_wait<0>();
       release(1);
     }
-    scoring.template issue_scores<0>(S, n);
-    ptx::wgmma_wait<1>();  // O is complete
+    scoring.template issue_part<0>(S, parity);
+    ptx::wgmma_wait<1>();
     ptx::wgmma_pin(O);
     if (landed) release(1);
-    scoring.template issue_scores<1>(S, n);
-    scoring.template issue_scores<2>(S, n);
-  }
-  __device__ __forceinline__ bool own_landed(int n) const {
-    return ptx::shuffle(static_cast<int>(ptx::mbarrier_test(scoring.shared.full[Place().warpgroup][0], n / mla_stages % 2)),
-                        0) != 0;
+    scoring.issue_rest(S, parity);
   }
 
-  /// Processes KV blocks [n, n + count) of the run; the first is tile `tile_idx` of the item. The longest code, attend_own,
-  /// is inlined only once: code that runs once an item has to be fetched from memory each time.
-  __device__ __forceinline__ void attend(int n, int tile_idx, int count) {
-    const int end = n + count, shift = tile_idx - n;
-    // The shuffle tells the compiler that the condition is uniform.
-    if (ptx::shuffle(static_cast<int>(threadIdx.x) / wg_threads, 0) != n % mla_stages) {
-      issue_other();
-      finish_other<0>();
-      if (++n == end) return;
-    }
+  /// Warpgroup 1 issues its scores after those of warpgroup 0. If both were issued together both would take twice as long,
+  /// and then no product would be left to run beside the softmax of either.
+  __device__ __forceinline__ static void give_turn() { ptx::barrier_arrive(barrier_turn, 2 * wg_threads); }
+  __device__ __forceinline__ static void wait_for_turn() { ptx::barrier_sync(barrier_turn, 2 * wg_threads); }
+
+  /// Warpgroup 0 processes `count` KV blocks; the first is tile `tile_idx` of the item.
+  __device__ __forceinline__ void attend_first(int tile_idx, int count) {
     Scores S;
-    scoring.template issue_scores<0>(S, n);
-    scoring.template issue_scores<1>(S, n);
-    scoring.template issue_scores<2>(S, n);
+    scoring.issue_all(S, parity);
+    if (count > 1) give_turn();
 #pragma unroll 1
-    while (true) {
-      attend_own(S, n + shift);
-      if (n + 1 == end) return;
-      if (n + 2 == end) break;
-      n += 2;
-      issue_both(S, n);
+    for (int left = count;; left -= 2, tile_idx += 2) {
+      unsigned P[4][4];
+      float rescale[2];
+      ptx::wgmma_wait<0>();  // the scores are complete
+      ptx::wgmma_pin(reinterpret_cast<float(&)[mla_block_kv / 2]>(S));
+      float largest[2];
+      scoring.modify(S, tile_idx, parity);
+      tile::row_maxima(S, largest);
+      parity ^= 1;
+      make_P(S, largest, P, rescale);
+      issue_own(P, rescale);
+      finish_products(0);
+      ptx::wgmma_pin(P);
+      if (left == 1) return;
+      issue_other();
+      if (left == 2) return finish_products(1);
+      issue_next(S);
+      if (left > 3) give_turn();
     }
-    issue_other();
-    finish_other<0>();
+  }
+
+  /// Warpgroup 1: as long as there are two KV blocks, softmax of the second runs beside products with the first.
+  __device__ __forceinline__ void attend_second(int tile_idx, int count) {
+    Scores S;
+#pragma unroll 1
+    for (int left = count;; tile_idx += 2) {
+      wait_for_turn();
+      if constexpr (values_first) {
+        issue_other();
+        finish_products(0);
+      }
+      scoring.issue_all(S, parity);
+      ptx::wgmma_wait<0>();  // the scores are complete
+      ptx::wgmma_pin(reinterpret_cast<float(&)[mla_block_kv / 2]>(S));
+      float largest[2];
+      scoring.modify(S, tile_idx + 1, parity);
+      tile::row_maxima(S, largest);
+      parity ^= 1;
+      if constexpr (!values_first) issue_other();
+      unsigned P[4][4];
+      float rescale[2];
+      make_P(S, largest, P, rescale);
+      if constexpr (!values_first) finish_products(0);
+      issue_own(P, rescale);
+      finish_products(1);
+      ptx::wgmma_pin(P);
+      left -= 2;
+      if (left < 2) return;
+    }
   }
 
   __device__ __forceinline__ void work() {
@@ -211,8 +243,19 @@ struct Attend {
       ptx::barrier_sync(barrier_attend, 2 * wg_threads);  // the cursor is ready
       start();
       // The shuffles tell the compiler that these numbers are uniform, so no product is in a branch that may diverge.
-      attend(ptx::shuffle(scoring.shared.done, 0), ptx::shuffle(scoring.shared.cursor.tile, 0),
-             ptx::shuffle(scoring.shared.count(), 0));
+      const int tile_idx = ptx::shuffle(scoring.shared.cursor.tile, 0), count = ptx::shuffle(scoring.shared.count(), 0);
+      if (ptx::shuffle(static_cast<int>(threadIdx.x) / wg_threads, 0) == 0) {
+        attend_first(tile_idx, count);
+      } else {
+        if (count > 1) attend_second(tile_idx, count);
+        if (count % 2 != 0) {
+          // Else the compiler adds a fence in a branch, and waits after each product.
+          ptx::wgmma_pin(O);
+          ptx::wgmma_fence();
+          issue_other();
+          finish_products(0);
+        }
+      }
       const Place place;
       typename Scoring<config>::Scales scales;
       scoring.get_scales(scales);
@@ -246,8 +289,9 @@ __device__ __forceinline__ void decode_mla_sm90(const AttentionArgs& args) {
   auto& shared = ptx::shared_storage<Storage>();
   if (threadIdx.x == 0) {
     for (int s = 0; s < mla_stages; ++s) {
-      for (auto& full : shared.full[s]) ptx::mbarrier_init(full, narrow ? 4 : 1);
+      for (auto& full : shared.full[s]) ptx::mbarrier_init(full, narrow ? 4 : gathers<config> ? wg_threads : 1);
       for (auto& empty : shared.empty[s]) ptx::mbarrier_init(empty, 4);
+      ptx::mbarrier_init(shared.marked[s], 4);
     }
     ptx::mbarrier_init_fence();
   }
@@ -259,14 +303,17 @@ __device__ __forceinline__ void decode_mla_sm90(const AttentionArgs& args) {
   __syncthreads();  // all threads see the barriers and the run
   if (shared.run.begin == shared.run.end) return;
   const int warpgroup = ptx::shuffle(static_cast<int>(threadIdx.x) / wg_threads, 0);  // the compiler knows: uniform
-  // The producer needs more registers if it converts codes to elements, or computes coordinates of boxes.
-  constexpr bool large = narrow || config.producer_warp;
+  // The producer needs more registers if it converts codes to elements, or finds the place of each row; with options the
+  // consumers need them more.
+  constexpr bool large = narrow || (gathers<config> && !config.features.touches_scores());
   if (warpgroup == 2) {
     ptx::registers_decrease<large ? 72 : 56>();
     if constexpr (narrow) {
       CodeProducer<config>{args, shared}.run();
+    } else if constexpr (gathers<config>) {
+      GatherProducer<config>{args, shared}.run();
     } else {
-      Producer<config>{args, shared}.run();
+      BoxProducer<config>{args, shared}.run();
     }
   } else {
     ptx::registers_increase<large ? 216 : 224>();

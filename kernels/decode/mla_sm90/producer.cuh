@@ -1,15 +1,9 @@
 #pragma once
 
-// The producer warpgroup of decode/mla_sm90. It loads latent keys through the page table with cp.async, 16 bytes a lane. A
-// stage is filled in three parts, each with a separate barrier. So products begin before the whole stage has landed, and a
-// part is filled again as soon as the warpgroup that reads it is done. Warps 0 and 1 fill stage 0, warps 2 and 3 stage 1.
-// Each warp copies half of the value's columns; the second warp of a stage also copies the key's own columns. So a warp
-// waits only for its own copies, and sees every phase of the barriers that it waits for. Keys that no row of the item sees
-// become zero without being read.
-//
-// A lane looks up the pages of two rows of the next KV block while the copies of the current one are in flight.
-//
-// If pages are multiples of KV blocks (config.producer_warp), one lane loads a part with TMA if all its keys are seen.
+// The producer warpgroup of decode/mla_sm90, in three forms: boxes of TMA, rows that are gathered by cp.async, and codes of
+// 8 bits that become elements. A stage is filled in five parts, each with a separate barrier, so products begin before the
+// whole stage has landed. Keys that no row of the item sees become zero without being read. Pages of the next KV block are
+// looked up before there is room for it.
 
 #include "abi/tensor_maps.h"
 #include "decode/mla_sm90/storage.cuh"
@@ -22,61 +16,45 @@ namespace flash_attention::mla {
 
 using namespace abi::mla_maps;
 
+/// Prefetches a warp's quarter of the rows of Q of an item into L2.
 template <ForwardConfig config>
-struct Producer {
+__device__ __forceinline__ void prefetch_Q(const AttentionArgs& args, const decode::Item<config>& item, int warp, int lane) {
+  constexpr Features features = config.features;
+  const tile::Sequence sequence = tile::make_sequence<features>(args, item.batch_idx);
+  const int packed = item.first_row() + mla_block_q / 4 * warp + lane / 2;
+  if (packed >= item.end_row(sequence.rows_q * config.group)) return;
+  const int head_idx = item.kv_head_idx * config.group + packed % config.group;
+  const auto Q = tile::query_rows<const ptx::Element<features.dtype>, features>(args.Q, sequence, head_idx);
+  const auto* row = Q.row(packed / config.group);
+  for (int column = lane % 2 * 64; column < config.head_dim; column += 128) ptx::prefetch_l2(row + column);
+}
+
+// If no KV block crosses the end of a page (config.producer_warp). Each warp fills one part of the value in both stages; the
+// key's own columns come with the part that is released together with P. One lane loads a part with TMA if all its keys are
+// seen; otherwise, at the ends of a sequence, the warp copies it and waits until it has landed.
+
+template <ForwardConfig config>
+struct BoxProducer {
   static constexpr Features features = config.features;
-  static constexpr bool has_own = parts_of_stage<config> == most_parts;  // columns of the key that are not of its value
   using Element = ptx::Element<features.dtype>;
 
   const AttentionArgs& args;
   SharedStorage<config>& shared;
   int lane = threadIdx.x % 32;
-  int page[2] = {};  // of rows `lane` and `lane` + 32 of the next part
-  int page_row[2] = {};
-  int listed[2] = {};  // with lists: the keys of these rows; -1: none
-
-  __device__ __forceinline__ static bool sees(const decode::Item<config>& item, int j) {
-    return j >= item.seen.begin && j < item.seen.end;
-  }
-
-  /// The keys that a list names, and their pages.
-  __device__ __forceinline__ void look_up_list(const decode::Cursor<config>& next) {
-    const tile::Sequence sequence = tile::make_sequence<features>(args, next.item.batch_idx);
-    const int query = next.item.row_tile / decode::Item<config>::query_tiles;
-    const tile::KeyListView list(args, sequence, features.packed, query, args.list_heads > 1 ? next.item.kv_head_idx : 0);
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int place = next.tile * mla_block_kv + lane + 32 * half;
-      const int key = place < list.count ? list.template entry<false>(place, sequence.visible_kv) : -1;
-      listed[half] = key;
-      page_row[half] = key;
-      if constexpr (features.paged) {
-        if (key < 0) continue;
-        const int entry = args.page_table[next.item.batch_idx * args.page_table_stride + key / args.page_size];
-        page[half] = tile::max(0, tile::min(entry, args.num_pages - 1));  // as tile::PagedRows
-        page_row[half] = key % args.page_size;
-      }
-    }
-  }
-
-  /// Tells the scores which entries of the stage are keys. Only by the warp that waits for the warpgroup of that stage,
-  /// which reads it.
-  __device__ __forceinline__ void mark_listed(int stage) const {
-    const unsigned low = ptx::ballot(listed[0] >= 0), high = ptx::ballot(listed[1] >= 0);
-    if (lane == 0) shared.listed[stage][0] = low, shared.listed[stage][1] = high;
-  }
+  int warp = ptx::shuffle(static_cast<int>(threadIdx.x) / 32 % 4, 0);  // the compiler knows: uniform
+  int batch = 0;  // of the next KV block: its page, or its sequence
+  int row = 0;    // of its first key, there
 
   __device__ __forceinline__ void look_up(const decode::Cursor<config>& next) {
-    if constexpr (features.key_list) return look_up_list(next);
+    const int begin = next.tile * mla_block_kv;
     if constexpr (features.paged) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int j = next.tile * mla_block_kv + lane + 32 * half;
-        if (!sees(next.item, j)) continue;
-        const int entry = args.page_table[next.item.batch_idx * args.page_table_stride + j / args.page_size];
-        page[half] = tile::max(0, tile::min(entry, args.num_pages - 1));  // as tile::PagedRows
-        page_row[half] = j % args.page_size;
-      }
+      if (begin + mla_block_kv <= next.item.seen.begin || begin >= next.item.seen.end) return;  // no key is read
+      const int entry = args.page_table[next.item.batch_idx * args.page_table_stride + begin / args.page_size];
+      batch = tile::max(0, tile::min(entry, args.num_pages - 1));  // as tile::PagedRows
+      row = begin % args.page_size;
+    } else {
+      batch = features.packed ? 0 : next.item.batch_idx;
+      row = begin + (features.packed ? static_cast<int>(args.cu_seqlens_kv[next.item.batch_idx]) : 0);
     }
   }
 
@@ -86,126 +64,188 @@ struct Producer {
     return begin >= now.item.seen.begin && begin + mla_block_kv <= now.item.seen.end;
   }
 
-  /// The coordinates of a tile's boxes, from its first key. Valid in lane 0.
-  struct BoxPlace {
-    int row;
-    int batch;
-  };
-  __device__ __forceinline__ BoxPlace box_place(const decode::Cursor<config>& now) const {
-    const int start = features.packed && !features.paged ? static_cast<int>(args.cu_seqlens_kv[now.item.batch_idx]) : 0;
-    return {features.paged ? page_row[0] : start + now.tile * mla_block_kv, features.paged    ? page[0]
-                                                                            : features.packed ? 0
-                                                                                              : now.item.batch_idx};
-  }
+  /// The warp that loads the key's own columns of a stage: the one whose part is released together with P, which was there.
+  __device__ __forceinline__ static constexpr int owner_of_own(int stage) { return stage == 0 ? 3 : 1; }
 
-  /// Loads this warp's parts of a stage with TMA, which completes the barriers itself.
-  __device__ __forceinline__ void load_boxes(const decode::Cursor<config>& now, int stage, int half, int room) const {
+  /// Loads this warp's part of a stage with TMA, which completes the barriers itself.
+  __device__ __forceinline__ void load_boxes(const decode::Cursor<config>& now, int stage, bool with_own) const {
     if (lane == 0) {
       ptx::path<"decode/mla_sm90 boxes">();
-      const BoxPlace at = box_place(now);
-      ptx::mbarrier_arrive_expect_tx(shared.full[stage][half], panels_of_half * StageTile::panel_bytes);
-      ptx::tma_load_5d(shared.stage[stage].bytes + half * panels_of_half * StageTile::panel_bytes, args.maps[map_values],
-                       shared.full[stage][half], 0, at.row, half * panels_of_half, now.item.kv_head_idx, at.batch);
-      if (half == 1 && has_own) {
-        ptx::mbarrier_wait(shared.empty[stage][0], room);  // both warpgroups have read P, which was here
-        ptx::mbarrier_arrive_expect_tx(shared.full[stage][2], StageTile::panel_bytes);
+      const int first = warp * panels_of_part;
+      ptx::mbarrier_arrive_expect_tx(shared.full[stage][warp], panels_of_part * StageTile::panel_bytes);
+      ptx::tma_load_5d(shared.stage[stage].bytes + first * StageTile::panel_bytes, args.maps[map_values],
+                       shared.full[stage][warp], 0, row, first, now.item.kv_head_idx, batch);
+      if (with_own) {
+        ptx::mbarrier_arrive_expect_tx(shared.full[stage][own_part], StageTile::panel_bytes);
         ptx::tma_load_4d(shared.stage[stage].bytes + value_panels * StageTile::panel_bytes, args.maps[map_own],
-                         shared.full[stage][2], 0, at.row, now.item.kv_head_idx, at.batch);
+                         shared.full[stage][own_part], 0, row, now.item.kv_head_idx, batch);
       }
     }
-    __syncwarp();  // no lane goes on before lane 0 has waited
+    __syncwarp();  // no lane goes on before lane 0 has issued
   }
 
-  __device__ __forceinline__ unsigned part_smem(int stage, int first_panel) const {
-    return ptx::shared_address(&shared.stage[stage]) + first_panel * StageTile::panel_bytes;
-  }
-
-  /// Copies panels [first, first + panels) of the stage, beginning with `column` of a tensor's rows. Eight lanes copy 128
-  /// bytes of a row, one panel after another.
-  template <int first, int panels>
-  __device__ __forceinline__ void copy(const decode::Cursor<config>& now, const TensorView& view, int stage, int column) {
-    constexpr int lanes = 8;  // of a row
-    const int chunk = lane % lanes;
-    const bool has_columns = first < value_panels || 8 * chunk < config.head_dim - config.head_dim_v;
-    const auto* base =
-        static_cast<const Element*>(view.data) + now.item.kv_head_idx * view.head_stride + column + chunk * 8;
-    if constexpr (!features.paged) {
-      const long long start = features.packed ? args.cu_seqlens_kv[now.item.batch_idx] : 0;
-      base += now.item.batch_idx * view.batch_stride + start * view.seq_stride;
-    }
-    const unsigned to = part_smem(stage, first);
-    constexpr int together =
-        config.producer_warp ? 1 : 4;  // with boxes, only the last KV block of a sequence is copied here
-#pragma unroll together
-    for (int begin = 0; begin < mla_block_kv; begin += 32 / lanes) {
-      const int row = begin + lane / lanes, j = now.tile * mla_block_kv + row;
-      long long offset = j * view.seq_stride;
-      bool exists = sees(now.item, j);
-      if constexpr (features.key_list) {
-        const int key = ptx::shuffle(begin < 32 ? listed[0] : listed[1], row % 32);
-        exists = key >= 0;
-        offset = key * view.seq_stride;
-      }
-      if constexpr (features.paged) {
-        offset = ptx::shuffle(begin < 32 ? page[0] : page[1], row % 32) * view.batch_stride +
-                 ptx::shuffle(begin < 32 ? page_row[0] : page_row[1], row % 32) * view.seq_stride;
-      }
-      exists = exists && has_columns;
-      const Element* from = exists ? base + offset : static_cast<const Element*>(view.data);
+  /// Copies panels of the stage, beginning with `first`, from `column` of a tensor's rows on, and waits for them. Eight lanes
+  /// copy 128 bytes of a row at a time.
+  template <int panels>
+  __device__ __forceinline__ void copy(const decode::Cursor<config>& now, const TensorView& view, int stage, int first,
+                                       int column, int part) const {
+    const int chunk = lane % 8;
+    const bool has_columns = panels == panels_of_part || 8 * chunk < config.head_dim - config.head_dim_v;
+    const auto* data = static_cast<const Element*>(view.data);
+    const auto* base = data + now.item.kv_head_idx * view.head_stride + batch * view.batch_stride + column + chunk * 8;
+#pragma unroll 1
+    for (int r = lane / 8; r < mla_block_kv; r += 4) {
+      const int j = now.tile * mla_block_kv + r;
+      const bool reads = j >= now.item.seen.begin && j < now.item.seen.end && has_columns;
 #pragma unroll
       for (int panel = 0; panel < panels; ++panel) {
-        ptx::copy_async(to + StageTile::offset(row, chunk) + panel * StageTile::panel_bytes, from + panel * 64,
-                        exists ? 16 : 0);
+        ptx::copy_async(ptx::shared_address(&shared.stage[stage]) + StageTile::offset(r, 8 * (first + panel) + chunk),
+                        reads ? base + (row + r) * view.seq_stride + panel * 64 : data, reads ? 16 : 0);
       }
     }
     ptx::copy_async_commit();
-  }
-
-  /// Signals that the copies of a part have landed.
-  __device__ __forceinline__ void signal(int stage, int part) const {
+    ptx::copy_async_wait<0>();
     ptx::fence_async_shared();  // orders the copies before the products' reads
     __syncwarp();               // every lane's copies have landed
     if (lane == 0) ptx::mbarrier_arrive(shared.full[stage][part]);
   }
 
   __device__ __forceinline__ void run() {
-    const int warp = static_cast<int>(threadIdx.x) / 32 % 4, stage = warp / 2, half = warp % 2;
     const int count = shared.run.end - shared.run.begin;
     decode::Cursor<config> cursor = shared.run.start;
-    if (stage < count && stage == 1) cursor.next(args);
+    StageOfBlock at;
+#pragma unroll 1
+    for (int n = 0; n < count; ++n) {
+      const int stage = at.stage;
+      const bool with_own = has_own_columns<config> && warp == owner_of_own(stage);
+      look_up(cursor);
+      ptx::mbarrier_wait(shared.empty[stage][warp / 2], at.parity() ^ 1);
+      if (sees_all(cursor)) {
+        load_boxes(cursor, stage, with_own);
+      } else {
+        copy<panels_of_part>(cursor, args.V, stage, warp * panels_of_part, warp * panels_of_part * 64, warp);
+        if (with_own) copy<1>(cursor, args.K, stage, value_panels, 0, own_part);
+      }
+      const bool ends_item = cursor.tile + 1 == cursor.item.end_tile;
+      at.advance(ends_item);
+      if (n + 1 == count) return;
+      cursor.next(args);
+      if (ends_item) prefetch_Q<config>(args, cursor.item, warp, lane);
+    }
+  }
+};
+
+// If rows are gathered: over lists, small pages, or strides that TMA does not take. All threads copy each part. A warp has 16
+// rows of every KV block, a lane 16 bytes of four of them at a time; it computes the places of its rows once a KV block, then
+// copies differ by constants. The copies signal by themselves that they have landed, so nobody waits before the next.
+
+template <ForwardConfig config>
+struct GatherProducer {
+  static constexpr Features features = config.features;
+  static constexpr int each = 4;          // rows of a lane
+  static constexpr int rows_of_warp = 16;
+  using Element = ptx::Element<features.dtype>;
+
+  const AttentionArgs& args;
+  SharedStorage<config>& shared;
+  int lane = threadIdx.x % 32;
+  int warp = ptx::shuffle(static_cast<int>(threadIdx.x) / 32 % 4, 0);  // the compiler knows: uniform
+  int page = 0;  // of row `lane` % 16 of this warp
+  int row = -1;  // within its page, or its sequence; -1: it is not read
+
+  __device__ __forceinline__ void look_up(const decode::Cursor<config>& next) {
+    const int place = next.tile * mla_block_kv + rows_of_warp * warp + lane % rows_of_warp;
+    int key = place >= next.item.seen.begin && place < next.item.seen.end ? place : -1;
+    if constexpr (features.key_list) {
+      const tile::Sequence sequence = tile::make_sequence<features>(args, next.item.batch_idx);
+      const int query = next.item.row_tile / decode::Item<config>::query_tiles;
+      const tile::KeyListView list(args, sequence, features.packed, query,
+                                   args.list_heads > 1 ? next.item.kv_head_idx : 0);
+      key = place < list.count ? list.template entry<false>(place, sequence.visible_kv) : -1;
+    }
+    row = key;
+    if constexpr (features.paged) {
+      if (key < 0) return;
+      const int entry = args.page_table[next.item.batch_idx * args.page_table_stride + key / args.page_size];
+      page = tile::max(0, tile::min(entry, args.num_pages - 1));  // as tile::PagedRows
+      row = key % args.page_size;
+    }
+  }
+
+  /// Where this lane reads its rows of a tensor.
+  struct Places {
+    const Element* from[each];
+  };
+  __device__ __forceinline__ Places find(const decode::Cursor<config>& now, const TensorView& view) const {
+    const auto* base = static_cast<const Element*>(view.data) + now.item.kv_head_idx * view.head_stride + lane % 8 * 8;
+    if constexpr (!features.paged) {
+      const long long start = features.packed ? args.cu_seqlens_kv[now.item.batch_idx] : 0;
+      base += now.item.batch_idx * view.batch_stride + start * view.seq_stride;
+    }
+    Places places;
+#pragma unroll
+    for (int i = 0; i < each; ++i) {
+      const int source = 4 * i + lane / 8, of_row = ptx::shuffle(row, source);
+      long long offset = of_row * view.seq_stride;
+      if constexpr (features.paged) offset += ptx::shuffle(page, source) * view.batch_stride;
+      places.from[i] = of_row < 0 ? static_cast<const Element*>(view.data) : base + offset;
+    }
+    return places;
+  }
+
+  /// Copies a part; it signals by itself that it has landed.
+  template <int panels>
+  __device__ __forceinline__ void copy(const Places& places, const bool (&exists)[each], int stage, int first_panel,
+                                       ptx::Mbarrier& full) const {
+    const bool has_columns = panels == panels_of_part || 8 * (lane % 8) < config.head_dim - config.head_dim_v;
+    const unsigned to = ptx::shared_address(&shared.stage[stage]) + first_panel * StageTile::panel_bytes;
+    const int column = panels == panels_of_part ? first_panel * 64 : 0;
+#pragma unroll
+    for (int i = 0; i < each; ++i) {
+      const unsigned at = to + StageTile::offset(rows_of_warp * warp + 4 * i + lane / 8, lane % 8);
+#pragma unroll
+      for (int panel = 0; panel < panels; ++panel) {
+        const bool reads = exists[i] && has_columns;
+        ptx::copy_async(at + panel * StageTile::panel_bytes, places.from[i] + (reads ? column + panel * 64 : 0), reads ? 16 : 0);
+      }
+    }
+    ptx::copy_async_arrive(full);
+  }
+
+  __device__ __forceinline__ void run() {
+    const int count = shared.run.end - shared.run.begin;
+    decode::Cursor<config> cursor = shared.run.start;
+    StageOfBlock at;
     look_up(cursor);
 #pragma unroll 1
-    for (int n = stage; n < count; n += mla_stages) {
-      const int room = n / mla_stages % 2 ^ 1;
-      ptx::mbarrier_wait(shared.empty[stage][half], room);
-      if constexpr (features.key_list) {
-        if (half == stage) mark_listed(stage);
-      }
-      const bool in_boxes = config.producer_warp && sees_all(cursor);
-      if (in_boxes) {
-        load_boxes(cursor, stage, half, room);
-      } else if (half == 0) {
-        copy<0, panels_of_half>(cursor, args.V, stage, 0);
-      } else {
-        copy<panels_of_half, panels_of_half>(cursor, args.V, stage, panels_of_half * 64);
-        if constexpr (has_own) {
-          ptx::mbarrier_wait(shared.empty[stage][0], room);  // both warpgroups have read P, which was here
-          copy<value_panels, 1>(cursor, args.K, stage, 0);
+    for (int n = 0; n < count; ++n) {
+      const int stage = at.stage, room = at.parity() ^ 1;
+      const Places values = find(cursor, args.V);
+      bool exists[each];
+#pragma unroll
+      for (int i = 0; i < each; ++i) exists[i] = ptx::shuffle(row, 4 * i + lane / 8) >= 0;
+      const unsigned marks = ptx::ballot(row >= 0);
+      auto& full = shared.full[stage];
+      const auto fill = [&](int part) {
+        if (part % 2 == 0) ptx::mbarrier_wait(shared.empty[stage][part / 2], room);
+        if (features.key_list && part == 2 * stage) {  // the warpgroup of the stage has read the marks before
+          if (lane == 0) {
+            shared.listed[stage][warp] = static_cast<unsigned short>(marks);
+            ptx::mbarrier_arrive(shared.marked[stage]);
+          }
         }
-      }
-      for (int step = 1; step <= mla_stages && n + step < count; ++step) cursor.next(args);
-      if (n + mla_stages < count) look_up(cursor);
-      if (in_boxes) continue;
-      if (half == 0) {
-        ptx::copy_async_wait<0>();
-        signal(stage, 0);
-      } else {
-        ptx::copy_async_wait<has_own ? 1 : 0>();
-        signal(stage, 1);
-        if constexpr (has_own) {
-          ptx::copy_async_wait<0>();
-          signal(stage, 2);
-        }
+        copy<panels_of_part>(values, exists, stage, part * panels_of_part, full[part]);
+      };
+#pragma unroll
+      for (int part = 0; part < value_parts; ++part) fill(part);
+      // Both warpgroups have read P, which was where the key's own columns go.
+      if constexpr (has_own_columns<config>) copy<1>(find(cursor, args.K), exists, stage, value_panels, full[own_part]);
+      const bool ends_item = cursor.tile + 1 == cursor.item.end_tile;
+      at.advance(ends_item);
+      if (n + 1 < count) {
+        cursor.next(args);
+        look_up(cursor);
+        if (ends_item) prefetch_Q<config>(args, cursor.item, warp, lane);
       }
     }
   }
@@ -226,7 +266,9 @@ constexpr int barrier_codes = 6;  // the warps that load
 template <ForwardConfig config>
 struct CodeProducer {
   static constexpr Features features = config.features;
-  static constexpr int parts = parts_of_stage<config>, own_columns = config.head_dim - config.head_dim_v;
+  // The values are converted in two halves, each of two parts of the stage.
+  static constexpr int most = 3, parts = has_own_columns<config> ? most : 2;
+  static constexpr int own_columns = config.head_dim - config.head_dim_v;
   static constexpr Type code = key_type(features);
   static constexpr Type type = product_type<config>;
   static constexpr int block_bytes = mla_block_kv * 64;
@@ -265,7 +307,7 @@ struct CodeProducer {
     for (int i = 0; i < parts; ++i) {
       // Lines of 128 bytes: five of the values and the key's own columns, or four of the values.
       const int line = 2 * i + lane / rows;
-      const bool of_values = parts < most_parts || line < 5;
+      const bool of_values = parts < most || line < 5;
       const TensorView& view = of_values ? args.V : args.K;
       const auto* from = static_cast<const Element*>(view.data) + next.item.kv_head_idx * view.head_stride;
       if constexpr (features.paged) {
@@ -326,7 +368,7 @@ struct CodeProducer {
       }
       ptx::copy_async_commit();
     }
-    if constexpr (parts == most_parts) {
+    if constexpr (parts == most) {
       const bool has_columns = lane % 4 * unit_bytes < own_columns;
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
@@ -397,14 +439,19 @@ struct CodeProducer {
     expand<panels>(part_smem(stage, part));
     ptx::fence_async_shared();  // the products read it
     __syncwarp();               // every lane has written
-    if (lane == 0) ptx::mbarrier_arrive(shared.full[stage][part]);
+    if (lane != 0) return;
+    if constexpr (panels == panels_of_half) {
+      ptx::mbarrier_arrive(shared.full[stage][2 * part]);
+      ptx::mbarrier_arrive(shared.full[stage][2 * part + 1]);
+    } else {
+      ptx::mbarrier_arrive(shared.full[stage][own_part]);
+    }
   }
 
-  __device__ __forceinline__ bool has_room(int n) const {
-    const int stage = n % mla_stages, phase = n / mla_stages % 2 ^ 1;
-    const bool both =
-        ptx::mbarrier_test(shared.empty[stage][0], phase) && ptx::mbarrier_test(shared.empty[stage][1], phase);
-    const bool room = ptx::shuffle(static_cast<int>(both), 0) != 0;
+  __device__ __forceinline__ bool has_room(const StageOfBlock& at) const {
+    bool all = true;
+    for (auto& empty : shared.empty[at.stage]) all = all && ptx::mbarrier_test(empty, at.parity() ^ 1);
+    const bool room = ptx::shuffle(static_cast<int>(all), 0) != 0;
     __syncwarp();  // another lane may have tested a moment earlier: its copies must also come after what lane 0 has seen
     return room;
   }
@@ -412,13 +459,16 @@ struct CodeProducer {
   __device__ __forceinline__ void run() {
     const int count = shared.run.end - shared.run.begin;
     decode::Cursor<config> cursor = shared.run.start;
+    StageOfBlock at;  // of the block whose copies are issued next
     const auto issue = [&](int n) {
-      copy_block(cursor, n % mla_stages);
+      copy_block(cursor, at.stage);
+      at.advance(cursor.tile + 1 == cursor.item.end_tile);
       if (n + 1 == count) return;
       cursor.next(args);
       look_up(cursor);
     };
     look_up(cursor);
+    int stage = 0;  // of block n
     issue(0);
     int issued = 1, fetched = 0;  // KV blocks
     const auto prefetch_next = [&] {
@@ -428,13 +478,13 @@ struct CodeProducer {
     };
 #pragma unroll 1
     for (int n = 0; n < count; ++n) {
-      const int stage = n % mla_stages;
+      const int next_stage = at.stage;  // unless the copies of block n + 1 have been issued
       bool ahead = n + 1 == count;  // the copies of block n + 1 have been issued, or it does not exist
       bool issued_now = false;      // in this iteration
       const auto issue_next = [&](bool wait) {
-        if (ahead || (!wait && !has_room(n + 1))) return;
+        if (ahead || (!wait && !has_room(at))) return;
         if (wait) {
-          for (auto& empty : shared.empty[stage ^ 1]) ptx::mbarrier_wait(empty, (n + 1) / mla_stages % 2 ^ 1);
+          for (auto& empty : shared.empty[at.stage]) ptx::mbarrier_wait(empty, at.parity() ^ 1);
         }
         issue(n + 1);
         ahead = issued_now = true, ++issued;
@@ -446,13 +496,14 @@ struct CodeProducer {
         finish<panels_of_half>(stage, part);
         prefetch_next();
       }
-      if constexpr (parts == most_parts) {
+      if constexpr (parts == most) {
         issue_next(false);
         wait_for(2, issued_now);
         finish<1>(stage, 2);
         prefetch_next();
       }
       issue_next(true);
+      stage = next_stage;
     }
   }
 };

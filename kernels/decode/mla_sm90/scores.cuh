@@ -57,7 +57,7 @@ struct Scoring {
       const decode::Tokens tokens = decode::Item<config>::tokens_of(sequence, item.row_tile);
       shared.sequence = sequence;
       if constexpr (features.kv_scales) {
-        const auto& scales = parts_of_stage<config> == most_parts ? args.K_scale : args.V_scale;
+        const auto& scales = has_own_columns<config> ? args.K_scale : args.V_scale;
         shared.k_scale = tile::head_scale<features>(scales, item.batch_idx, item.kv_head_idx);
         shared.v_by_k_scale = tile::head_scale<features>(args.V_scale, item.batch_idx, item.kv_head_idx) / shared.k_scale;
       }
@@ -130,14 +130,14 @@ struct Scoring {
     }
   }
 
-  /// Waits for a part of the columns of KV block n, and issues its products of S = Q K^T.
+  /// Waits for a part of the columns of the KV block in this warpgroup's stage, and issues its products of S = Q K^T.
   template <int part>
-  __device__ __forceinline__ void issue_scores(Scores& S, int n) const {
-    if constexpr (part >= parts_of_stage<config>) return;
+  __device__ __forceinline__ void issue_part(Scores& S, int parity) const {
     auto& flat = reinterpret_cast<float(&)[mla_block_kv / 2]>(S);
     const Place place;
-    ptx::mbarrier_wait(shared.full[place.warpgroup][part], n / mla_stages % 2);
-    if constexpr (features.kv_scales && part == 2) {
+    ptx::mbarrier_wait(shared.full[place.warpgroup][part], parity);
+    if constexpr (gathers<config>) ptx::fence_async_shared();  // orders the copies before the products
+    if constexpr (features.kv_scales && part == own_part) {
       // The shuffle tells the compiler that this is uniform. Usually keys and values have the same scale, and nothing is
       // done.
       if (ptx::shuffle(static_cast<int>(shared.v_by_k_scale != 1.0f), 0) != 0) scale_values(flat);
@@ -148,11 +148,23 @@ struct Scoring {
     const Descriptor K(ptx::wgmma_descriptor(&shared.stage[place.warpgroup], 0, 1024));
     ptx::wgmma_fence();  // softmax is done with these registers
 #pragma unroll
-    for (int step = 0; step < (part < 2 ? panels_of_half : 1) * 4; ++step) {
-      const int at = (part * panels_of_half + step / 4) * panel + step % 4 * 32;
+    for (int step = 0; step < (part == own_part ? 1 : panels_of_part) * 4; ++step) {
+      const int at = (part * panels_of_part + step / 4) * panel + step % 4 * 32;
       ptx::wgmma_ss<type, mla_block_kv, ptx::Major::k, ptx::Major::k>(flat, Q.at(at), K.at(at), part + step != 0);
     }
     ptx::wgmma_commit();
+  }
+
+  /// The parts after the first.
+  __device__ __forceinline__ void issue_rest(Scores& S, int parity) const {
+    issue_part<1>(S, parity);
+    issue_part<2>(S, parity);
+    issue_part<3>(S, parity);
+    if constexpr (has_own_columns<config>) issue_part<own_part>(S, parity);
+  }
+  __device__ __forceinline__ void issue_all(Scores& S, int parity) const {
+    issue_part<0>(S, parity);
+    issue_rest(S, parity);
   }
 
   /// Scales S after the products of the value's columns and before those of the key's own columns, which have another
@@ -167,9 +179,12 @@ struct Scoring {
   }
 
   /// With lists: -inf for entries that are no keys.
-  __device__ __forceinline__ void hide_missing(Scores& S) const {
+  __device__ __forceinline__ void hide_missing(Scores& S, int parity) const {
     const Place place;
-    const unsigned low = shared.listed[place.warpgroup][0], high = shared.listed[place.warpgroup][1];
+    ptx::mbarrier_wait(shared.marked[place.warpgroup], parity);
+    const auto& listed = shared.listed[place.warpgroup];
+    const unsigned low = listed[0] | static_cast<unsigned>(listed[1]) << 16;
+    const unsigned high = listed[2] | static_cast<unsigned>(listed[3]) << 16;
     if ((low & high) == ~0u) {
       ptx::path<"decode/mla_sm90_lists whole tile">();
       return;
@@ -186,7 +201,7 @@ struct Scoring {
   }
 
   /// Turns dot products into scores; -inf if hidden.
-  __device__ __forceinline__ void modify(Scores& S, int tile_idx) const {
+  __device__ __forceinline__ void modify(Scores& S, int tile_idx, int parity) const {
     const Place place;
     if constexpr ((features.kv_scales || divides_Q<config>)&&!tile::Score<features>::linear) {
 #pragma unroll
@@ -197,7 +212,7 @@ struct Scoring {
         for (auto& block : S) block[2 * half] *= factor, block[2 * half + 1] *= factor;
       }
     }
-    if constexpr (features.key_list) return hide_missing(S);
+    if constexpr (features.key_list) return hide_missing(S, parity);
     const int kv_begin = tile_idx * mla_block_kv;
     if (kv_begin < shared.seen_by_all.begin || kv_begin + mla_block_kv > shared.seen_by_all.end) {
       ptx::path<"decode/mla_sm90 edge tile">();

@@ -100,9 +100,8 @@ std::string reject(const Request& r) {
 
 std::vector<MapLayout> maps_of(const Problem& p) {
   using namespace abi::mla_maps;
-  const int chunks = static_cast<int>(p.head_dim_v) / 64;
   const MapRows values = key_rows(p, MapSource::v, p.v_strides, p.head_dim_v);
-  std::vector<MapLayout> maps{chunks_map(map_values, values, abi::mla_block_kv, chunks / 2)};
+  std::vector<MapLayout> maps{chunks_map(map_values, values, abi::mla_block_kv, abi::mla_panels_of_part)};
   const std::int64_t own = p.head_dim - p.head_dim_v;
   if (own > 0) maps.push_back(rows_map(map_own, key_rows(p, MapSource::k, p.k_strides, own), abi::mla_block_kv));
   return maps;
