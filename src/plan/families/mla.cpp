@@ -11,7 +11,9 @@
 #include "plan/families/sm90.h"
 #include "plan/kernel_config.h"
 #include "plan/kernel_table.h"
+#include "plan/key_list.h"
 #include "plan/tensor_maps.h"
+#include "plan/workspace.h"
 
 namespace flash_attention::plan {
 namespace {
@@ -133,10 +135,81 @@ Answer plan_mla(const Request& r) {
   return Offer{lay_out(r, config)};
 }
 
+// backward/mla_sm90
+
+constexpr std::int64_t list_rows_of_block = 64;  // a block's rows, which share a list
+
+std::int64_t stack_blocks(const Problem& p) {
+  const std::int64_t chunks = (p.key_list.block_q * stacked_heads(p) + list_rows_of_block - 1) / list_rows_of_block;
+  return p.batch * list_rows(p) * list_units(p) * chunks;
+}
+
+std::int64_t key_blocks(const Problem& p) {
+  return (p.batch * p.heads_kv * p.seq_kv + list_rows_of_block - 1) / list_rows_of_block;
+}
+
+std::string reject_backward(const Request& r) {
+  const Problem& problem = r.problem;
+  if (!r.features.key_list || r.features.key_set) return "takes lists of keys alone";
+  if (r.device.arch != 90) return "wgmma needs sm_90; this is sm_" + std::to_string(r.device.arch);
+  if (r.device.shared_bytes < abi::mla_backward_shared_bytes) return "needs more shared memory";
+  if (problem.dtype == Dtype::float32) return "wgmma takes float16 and bfloat16, not float32";
+  if (problem.head_dim > abi::mla_columns || problem.head_dim < abi::mla_head_dim_v ||
+      problem.head_dim_v != abi::mla_head_dim_v) {
+    return "needs a head_dim_v of 512 and a head_dim of 512 to 576";
+  }
+  if (problem.deterministic) return "adds dK and dV of many queries in any order";
+  const bool hides = r.features.has_window() || r.features.mask || r.features.left_padding || r.features.key_lengths;
+  if (hides || r.features.modifies_scores() || r.features.dropout) {
+    return "takes no window, mask, padding or dropout, and plain scores";
+  }
+  if (r.features.packed || r.features.seqused_q) return "takes no packed sequences, and no lengths of queries";
+  if (*problem.scale <= 0) return "needs a positive scale";
+  for (const Strides& strides : {problem.q_strides, problem.k_strides, problem.v_strides, problem.dout_strides,
+                                 problem.dq_strides, problem.dk_strides, problem.dv_strides}) {
+    if (strides.batch % 8 != 0 || strides.seq % 8 != 0 || strides.head % 8 != 0) {
+      return "needs strides that are multiples of 8";
+    }
+  }
+  const bool large = std::max(stack_blocks(problem), key_blocks(problem)) > std::numeric_limits<int>::max();
+  return large ? "more than 2^31 tiles" : "";
+}
+
+Plan lay_out_backward(const Request& r) {
+  const Problem& p = r.problem;
+  Plan plan{.block_q = static_cast<int>(list_rows_of_block), .block_kv = static_cast<int>(list_rows_of_block)};
+  abi::BackwardConfig config = portable_backward_config(p);
+  config.features = r.features;
+  config.dbias = false;
+  const std::int64_t keys = p.batch * p.heads_kv * p.seq_kv;
+  reserve_row_delta(p, plan);
+  reserve(plan, abi::BackwardMlaRegion::dK, keys * p.head_dim * 4);
+  reserve(plan, abi::BackwardMlaRegion::dV, keys * p.head_dim_v * 4);
+  const auto add = [&](const char* entry, std::int64_t blocks, int threads, int shared_bytes) {
+    add_launch(plan,
+               {.unit = "backward/mla_sm90",
+                .entry = entry,
+                .config = launch_config(config),
+                .block = threads,
+                .shared_bytes = shared_bytes},
+               blocks);
+  };
+  add("backward_mla_clear", key_blocks(p), 256, 0);
+  add_delta_launch(p, plan);
+  add("backward_mla_sm90", stack_blocks(p), abi::mla_threads, abi::mla_backward_shared_bytes);
+  add("backward_mla_finish", key_blocks(p), 256, 0);
+  add_program_and_sink_launches(p, plan);
+  return plan;
+}
+
+Answer plan_mla_backward(const Request& r) {
+  return offer_unless(reject_backward(r), [&] { return lay_out_backward(r); });
+}
+
 }  // namespace
 
 std::span<const KernelEntry> mla_kernels() {
-  static const std::array<KernelEntry, 1> rows{KernelEntry{
+  static const std::array<KernelEntry, 2> rows{KernelEntry{
       .name = "decode/mla_sm90",
       .pass = Pass::forward,
       .device = DeviceKind::cuda,
@@ -150,7 +223,15 @@ std::span<const KernelEntry> mla_kernels() {
                 .bit_mask = true,
                 .sequence_windows = true},
       .proven = run_on_h200,
-      .plan = plan_mla}};
+      .plan = plan_mla},
+      KernelEntry{.name = "backward/mla_sm90",
+                  .pass = Pass::backward,
+                  .device = DeviceKind::cuda,
+                  .requirements = "sm_90; float16 or bfloat16; lists of keys, head_dim 512 to 576 and head_dim_v 512; strides "
+                                  "that are multiples of 8; sums in no fixed order",
+                  .takes = {.key_list = true},
+                  .proven = run_on_h200,
+                  .plan = plan_mla_backward}};
   return rows;
 }
 

@@ -208,7 +208,7 @@ void share_elements(const Problem& p, std::vector<double>& values, const Strides
   }
 }
 
-/// Latent keys: what they are worth, and their codes behind the value's columns.
+/// Keys that begin with their values.
 void begin_with_values(const Shape& shape, Inputs& in) {
   for (std::int64_t row = 0; row < shape.rows_kv * shape.heads_kv; ++row) {
     std::copy_n(&in.v[row * shape.dim_v], shape.dim_v, &in.k[row * shape.dim]);
@@ -297,7 +297,7 @@ Inputs draw_inputs(const Case& c) {
   share_elements(p, in.k, p.k_strides, shape.batch, shape.heads_kv, shape.dim);
   share_elements(p, in.v, p.v_strides, shape.batch, shape.heads_kv, shape.dim_v);
   make_narrow(c, shape, in);
-  if (p.latent) begin_with_values(shape, in);
+  if (p.latent || c.values_begin_keys) begin_with_values(shape, in);
   return in;
 }
 

@@ -44,6 +44,7 @@ struct Case {
   std::vector<std::int32_t> page_table;        // [batch, page_table_stride] where there are pages
   std::int64_t nan_sequence = -1;              // NaN is in this sequence alone; -1: in each
   std::int64_t nan_key = -1;     // this key of each sequence is NaN: it reaches the queries that see it, and no others
+  bool values_begin_keys = false;  // V is the first columns of K, in the same memory; the strides say so, too
   std::int64_t nan_value = -1;   // the same for a value
   std::int64_t nan_query = -1;   // this query is NaN: it reaches the keys that it sees, and no others
   std::int64_t nan_dout = -1;    // the same for the gradient of its output

@@ -185,6 +185,7 @@ Tensors::Tensors(const Case& c, const Inputs& in, Memory& memory) : shape_(c), m
   const std::vector<double>& keys = narrow ? in.k_codes : in.k;
   place_keys(k, c, p.latent ? last_columns(keys, shape_.dim, dim_k) : keys, &buffers_.k);
   place_keys(v, c, narrow ? in.v_codes : in.v, &buffers_.v);
+  if (c.values_begin_keys) buffers_.v = buffers_.k;
   if (narrow) place_scales(c, in);
   const auto place_groups = [&](const char* name, const std::vector<double>& values, const Strides& given, Dtype dtype) {
     const void* slot = nullptr;
