@@ -1,5 +1,6 @@
 // backward/mla_sm90 on a GPU.
 #include "kernels/backward/mla_cases.h"
+#include "support/cases/contract.h"
 #include "support/gpu.h"
 
 namespace flash_attention::testing {
