@@ -154,6 +154,7 @@ struct ForwardConfig {
   bool late_values = false;        // tangent/sm90: products of values run under the softmax of the next block of keys
   bool split_keys = false;         // sm90: several work tiles share the keys of a row tile; their parts are merged
   ForwardLoop loop{};              // sm90
+  bool transposes_late = false;    // sm90_fp8: idle warps transpose V of later heads while tiles are computed
 };
 
 /// Whether the order of a row's sums depends only on its keys: docs/numerics.md, "Invariant bits".

@@ -15,7 +15,7 @@ enum Map : int { map_Q = 0, map_K = 1, map_V = 2, map_O = 3, map_bias = 4 };
 
 /// Q and K in boxes of 128 columns, V^T of v_chunk keys and all columns, O of 64 columns.
 namespace forward_sm90_fp8_maps {
-enum Map : int { map_Q = 0, map_K = 1, map_V = 2, map_O = 3 };
+enum Map : int { map_Q = 0, map_K = 1, map_V = 2, map_O = 3, map_bias = 4 };
 }
 
 /// Each map is [head_dim, rows, heads, batch] with boxes of 64 rows of 64 columns (128 bytes). Heads wider than 256

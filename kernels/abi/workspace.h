@@ -48,8 +48,9 @@ enum class BackwardSm90Region : int {
 /// mask/words.cuh. Outputs of segments, for each block: forward/sm90/ordered_loop.cuh.
 enum class ForwardSm90Region : int { O = 0, statistics = 1, mask_words = 2, totals = 3 };
 
-/// V^T, which the first launch computes.
-enum class ForwardSm90Fp8Region : int { transposed_V = 0 };
+/// V^T, and with transposes_late how far it is: a counter of jobs that are taken, then for each head of keys one of jobs that
+/// are done (forward/sm90_fp8/transpose_jobs.cuh).
+enum class ForwardSm90Fp8Region : int { transposed_V = 0, progress = 1 };
 
 /// The data that blocks with a common item exchange: decode/merge.cuh.
 enum class DecodeRegion : int {

@@ -207,6 +207,7 @@ std::string to_source(const abi::ForwardConfig& config) {
   MEMBER(bias_stages);
   MEMBER(late_values);
   MEMBER(split_keys);
+  MEMBER(transposes_late);
   if (config.loop != initial.loop) out.member("loop", to_source(config.loop));
   return out.done();
 }

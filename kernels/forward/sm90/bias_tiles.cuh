@@ -28,12 +28,12 @@ __device__ __forceinline__ void init_bias_barriers(Storage& shared) {
 }
 
 /// The producer's loads.
-template <ForwardConfig config>
+template <ForwardConfig config, typename Storage = SharedStorage<config>>
 struct BiasBoxes {
   using S = Shape<config>;
 
   const AttentionArgs& args;
-  SharedStorage<config>& shared;
+  Storage& shared;
   PipelineState<(S::bias_stages > 0 ? S::bias_stages : 1)> next{0};
 
   __device__ __forceinline__ void load(const Tile& tile, int block) {

@@ -86,14 +86,15 @@ struct PagedBlock {
     }
   }
 
-  /// All boxes of a block of K or V; `chunks` of 64 columns, S::block_kv rows each.
-  template <int chunks>
-  __device__ __forceinline__ void load(typename S::Element* to, const TensorMap& map, ptx::Mbarrier& full) const {
+  /// All boxes of a block of K or V; `chunks` of 128 bytes of columns, S::block_kv rows each.
+  template <int chunks, typename Element>
+  __device__ __forceinline__ void load(Element* to, const TensorMap& map, ptx::Mbarrier& full) const {
+    constexpr int columns = 128 / sizeof(Element);
     for_boxes([&](int box, int its_row, const int* its_entry) {
       const int page = holds_pages ? pages[box] : page_of(box, its_entry);
 #pragma unroll
       for (int c = 0; c < chunks; ++c) {
-        ptx::tma_load_4d(to + (c * S::block_kv + box * rows) * chunk_dim, map, full, c * chunk_dim, its_row, kv_head, page);
+        ptx::tma_load_4d(to + (c * S::block_kv + box * rows) * columns, map, full, c * columns, its_row, kv_head, page);
       }
     });
   }

@@ -47,13 +47,19 @@ __device__ __forceinline__ void forward_sm90_fp8_kernel(const abi::AttentionArgs
   using S = Shape<config>;
   static_assert(fits_layout<config>, "the planner reserves what SharedStorage needs");
   auto& shared = ptx::shared_storage<SharedStorage<config>>();
-  if (threadIdx.x == 0) forward_sm90::init_barriers<S>(shared);
+  if (threadIdx.x == 0) {
+    forward_sm90::init_bias_barriers(shared);
+    forward_sm90::init_barriers<S>(shared);
+  }
   ptx::barrier_sync(barrier_all, S::threads);                                         // all threads see the barriers
   const int warpgroup = ptx::shuffle(static_cast<int>(threadIdx.x) / wg_threads, 0);  // the compiler knows: uniform
 
   if (warpgroup == 0) {
     if (threadIdx.x >= 32) tile::clear_output_tail<config>(args, threadIdx.x - 32, wg_threads - 32);  // they are idle
     ptx::registers_decrease<S::load_registers>();
+    if constexpr (S::transposes_late) {
+      if (threadIdx.x >= 32) transpose_others<config>(args, static_cast<int>(threadIdx.x) % 32);
+    }
     if (threadIdx.x != 0) return;
     Schedule<config> schedule(args, nullptr);
     Producer<config> producer{args, shared};

@@ -16,25 +16,6 @@
 
 namespace flash_attention::forward_sm90_fp8 {
 
-/// Skips blocks that only other warpgroups see. The warpgroup still takes its turn in the ping-pong. It waits for K and V
-/// before it releases the stage: otherwise the next wait for that stage could return at once.
-template <ForwardConfig config>
-__device__ __forceinline__ void skip_blocks(Warpgroup<config>& wg, int blocks) {
-  using S = Shape<config>;
-#pragma unroll 1
-  for (; blocks > 0; --blocks) {
-    ptx::path<"forward/sm90_fp8 skipped block">();
-    const PipelineState<S::stages> kv(wg.num_blocks++);
-    ptx::mbarrier_wait(wg.shared.K_full[kv.stage], kv.phase);
-    ptx::mbarrier_wait(wg.shared.V_full[kv.stage], kv.phase);
-    if constexpr (!S::pingpong) sync(wg);  // all warps have seen this phase
-    pingpong_wait(wg);
-    pingpong_signal(wg);
-    release(wg, wg.shared.K_empty[kv.stage]);
-    release(wg, wg.shared.V_empty[kv.stage]);
-  }
-}
-
 template <ForwardConfig config>
 struct KvLoop {
   using S = Shape<config>;
@@ -55,14 +36,14 @@ struct KvLoop {
     const Blocks seen = blocks_of(wg);
     const ScoreMath<config> math = score_math(wg, tile);
     skip_blocks(wg, seen.begin);
-    begin(math, block_at<config>(tile, seen.begin));
+    begin(math, block_at<config>(tile, seen.begin), after<config>(tile, seen, seen.begin));
     int n = seen.begin + 1;
 #pragma unroll 1
-    for (; n < seen.interior_begin; ++n) visit<true>(math, block_at<config>(tile, n));
+    for (; n < seen.interior_begin; ++n) visit<true>(math, block_at<config>(tile, n), after<config>(tile, seen, n));
 #pragma unroll 1
-    for (; n < seen.interior_end; ++n) visit<false>(math, block_at<config>(tile, n));
+    for (; n < seen.interior_end; ++n) visit<false>(math, block_at<config>(tile, n), after<config>(tile, seen, n));
 #pragma unroll 1
-    for (; n < seen.end; ++n) visit<true>(math, block_at<config>(tile, n));
+    for (; n < seen.end; ++n) visit<true>(math, block_at<config>(tile, n), after<config>(tile, seen, n));
     release_queries(wg);
     end();
     skip_blocks(wg, tile.blocks - seen.end);
@@ -81,7 +62,8 @@ struct KvLoop {
   }
 
   /// Scores and P of a tile's first block.
-  __device__ __forceinline__ void begin(const ScoreMath<config>& math, int block) {
+  __device__ __forceinline__ void begin(const ScoreMath<config>& math, int block, const NextBlocks& following) {
+    math.load_bias(block * S::block_kv);
     const PipelineState<S::stages> k(wg.num_blocks++);
     ptx::mbarrier_wait(wg.shared.K_full[k.stage], k.phase);  // K has landed
     pingpong_wait(wg);
@@ -90,12 +72,15 @@ struct KvLoop {
     ptx::wgmma_wait<0>();  // the scores are ready
     ptx::wgmma_pin(scores);
     release(wg, wg.shared.K_empty[k.stage]);
+    take_biases(wg, math, wg.num_blocks - 1, block * S::block_kv, true);
+    release_biases(wg, wg.num_blocks - 1);
     const int wg_begin = ptx::hide_from_compiler(math.row) / wg_rows * wg_rows;
     if (math.score.sight.template all_visible<wg_rows, S::block_kv>(wg_begin, block * S::block_kv)) {
       make_scores<false>(math, block);
     } else {
       make_scores<true>(math, block);
     }
+    load_biases(math, following);
     float rescale[2];
     Rows::raise(math, scores, rows, rescale);
     exponentiate(math, ptx::any(Rows::is_large(math, rows))).add_to(rows);
@@ -111,12 +96,12 @@ struct KvLoop {
 
   /// A later block: its scores, the output of the previous block, its softmax.
   template <bool tested>
-  __device__ __forceinline__ void visit(const ScoreMath<config>& math, int block) {
+  __device__ __forceinline__ void visit(const ScoreMath<config>& math, int block, const NextBlocks& following) {
     const PipelineState<S::stages> k(wg.num_blocks), v(wg.num_blocks - 1);
     ptx::mbarrier_wait(wg.shared.K_full[k.stage], k.phase);  // K has landed
     pingpong_wait(wg);
     wg.issue_scores(scores, k.stage);
-    if (blocks_in_O == S::flush_blocks) flush();
+    if (S::keeps_sums && blocks_in_O == S::flush_blocks) flush();
     ptx::mbarrier_wait(wg.shared.V_full[v.stage], v.phase);  // V of the previous block has landed
     wg.issue_output(O, P, v.stage, blocks_in_O != 0);
     pingpong_signal(wg);
@@ -125,7 +110,10 @@ struct KvLoop {
     ptx::wgmma_wait<1>();  // the scores are ready; P V may still run
     ptx::wgmma_pin(scores);
     release(wg, wg.shared.K_empty[k.stage]);
+    take_biases(wg, math, wg.num_blocks - 1, block * S::block_kv, true);
+    release_biases(wg, wg.num_blocks - 1);
     make_scores<tested>(math, block);
+    load_biases(math, following);
     float rescale[2];
     bool raised = false;
     ptx::wgmma_wait<0>();  // P V is done: O and P may be read and written again
@@ -149,7 +137,7 @@ struct KvLoop {
   __device__ __forceinline__ void flush() {
     ptx::path<"forward/sm90_fp8 flush">();
     if (!flushed) wg.take_sums();
-    wg.flush(O, since_flush, !flushed);
+    if constexpr (S::keeps_sums) wg.flush(O, since_flush, !flushed);
     since_flush[0] = since_flush[1] = 1;
     blocks_in_O = 0;
     flushed = true;
@@ -167,14 +155,16 @@ struct KvLoop {
   __device__ __forceinline__ void end() {
     const PipelineState<S::stages> v(wg.num_blocks - 1);
     ptx::mbarrier_wait(wg.shared.V_full[v.stage], v.phase);  // V has landed
-    if (blocks_in_O == S::flush_blocks) flush();
+    if (S::keeps_sums && blocks_in_O == S::flush_blocks) flush();
     pingpong_wait(wg);
     wg.issue_output(O, P, v.stage, blocks_in_O != 0);
     pingpong_signal(wg);
     ptx::wgmma_wait<0>();  // O is complete
     ptx::wgmma_pin(O);
     release(wg, wg.shared.V_empty[v.stage]);
-    if (flushed) wg.add_sums(O, since_flush);
+    if constexpr (S::keeps_sums) {
+      if (flushed) wg.add_sums(O, since_flush);
+    }
   }
 };
 

@@ -272,7 +272,7 @@ Domain domain_of(std::string_view kernel) {
     domain.without(layout, {"odd", "fours"});
   }
   if (kernel == "forward/sm90_fp8") {
-    domain.only(bias, {"off"}).only(mask, {"off"}).only(dropout, {"off"});
+    domain.without(page_size, {"1", "few", "whole"}).only(mask, {"off"}).only(dropout, {"off"});
     domain.without(layout, {"broadcast", "reversed"});
     domain.without(queries, {"0"}).without(keys, {"0"}).without(batch, {"0"});
   }

@@ -33,7 +33,26 @@ TEST(ForwardSm90Fp8Compiles, TilesAndOptions) {
     p.softcap = 20, p.window_left = 100, p.key_lengths = true;
     add(p);
   }
+  p = problem(128);
+  p.bias = {.present = true, .dtype = Dtype::bfloat16, .q_stride = p.seq_kv};
+  add(p);
+  if (with_long_tail()) {
+    p = problem(256);
+    p.bias = {.present = true, .dtype = Dtype::bfloat16, .q_stride = p.seq_kv};
+    add(p);
+    p = problem(128);
+    p.page_size = 16, p.num_pages = 1000, p.page_table_stride = 128, p.seqused_kv = true, p.seq_kv = 2048;
+    add(p);
+  }
+  p = problem(128);
+  p.seq_q = p.seq_kv = 4000, p.batch = 8;  // V of later heads is transposed under tiles
+  add(p);
   expect_plans_compile(plans, 90);
+  // The same in tiles of 192 x 96: four bytes of the warps that transpose.
+  plans.clear();
+  p.seq_q = p.seq_kv = 2000;
+  add(p);
+  expect_plans_compile(plans, 90, 12);
 
   // Packed sequences with a window: eight registers, as many with tiles of 64 keys as with 128, so they are not the
   // products'.

@@ -31,7 +31,8 @@ std::vector<Case> telling_cases() {
     return cases;
   }
   const std::set<std::string> telling{"q8_plain",  "q8_head",  "q8_window", "q8_softcap",         "q8_packed", "q8_growing",
-                                      "q8_nan",    "q8_wide",  "q8_alibi",  "q8_alibi_both_ways", "q8_sink",   "q8_sink_used"};
+                                      "q8_nan",    "q8_wide",  "q8_alibi",  "q8_alibi_both_ways", "q8_sink",   "q8_sink_used",
+                                      "q8_bias", "q8_bias_boxes", "q8_bias_cap", "q8_pages_16", "q8_pages_packed", "q8_late_heads"};
   std::erase_if(cases, [&](const Case& c) { return !telling.contains(c.name); });
   return cases;
 }
@@ -95,6 +96,15 @@ TEST(ForwardSm90Fp8Choice, IsThePlannersOnHopperAlone) {
     return make_plan(other, Pass::forward, typical_gpu(90)).kernel;
   };
   EXPECT_EQ(chosen_with([](Problem& o) { o.sink = o.alibi = true; }), fp8_kernel);
+  EXPECT_EQ(chosen_with([](Problem& o) { o.bias = {.present = true, .dtype = Dtype::bfloat16, .q_stride = 304}; }), fp8_kernel);
+  const auto in_pages_of = [](std::int64_t rows, std::int64_t pages) {
+    return [=](Problem& o) {
+      o.page_size = rows, o.num_pages = pages, o.page_table_stride = pages, o.seqused_kv = true, o.seq_kv = rows * pages;
+    };
+  };
+  EXPECT_EQ(chosen_with(in_pages_of(16, 20)), fp8_kernel);
+  EXPECT_EQ(chosen_with(in_pages_of(7, 20)), "forward/sm89_fp8");
+  EXPECT_EQ(chosen_with(in_pages_of(64, 1 << 18)), "forward/sm89_fp8");  // V^T would take more than 1 GiB
   EXPECT_EQ(chosen_with([](Problem& o) { o.dropout_p = 0.1f; }), "forward/sm89_fp8");
   EXPECT_EQ(chosen_with([](Problem& o) { o.dtype = Dtype::float32; }), "forward/portable");
   EXPECT_EQ(chosen_with([](Problem& o) { o.kv_scales = ScaleKind::token; }), "forward/portable");

@@ -73,6 +73,22 @@ std::vector<Case> narrow_query_cases(Dtype dtype) {
   add("q8_pages", e4m3, ScaleKind::head, [](Case& c, Problem& p) {
     p.batch = 3, p.heads_q = 4, put_in_pages(c, 7, {131, 60, 1}), p.causal = true, p.head_dim = 128;
   });
+  add("q8_pages_16", e4m3, ScaleKind::head, [](Case& c, Problem& p) {
+    p.batch = 3, p.heads_q = 4, put_in_pages(c, 16, {131, 60, 1}), p.causal = true, p.head_dim = 128, c.nan_value = 80;
+  });
+  add("q8_pages_packed", e5m2, ScaleKind::none, [](Case& c, Problem& p) {
+    pack(c, {70, 0, 129, 5}, {0, 0, 0, 0}), p.seq_kv = 200, p.total_kv = 0, c.cu_seqlens_kv.clear();
+    put_in_pages(c, 8, {70, 64, 200, 1}), p.head_dim_v = 48;
+  });
+  add("q8_bias_boxes", e4m3, ScaleKind::head, [](Case& c, Problem& p) {
+    p.seq_q = 200, p.seq_kv = 328, p.head_dim = 128, p.bias = over(p, false, true, true), p.causal = true, c.lowest_bias = true;
+  });
+  add("q8_bias_cap", e4m3, ScaleKind::tensor, [](Case&, Problem& p) {
+    p.head_dim = 256, p.softcap = 5, p.alibi = true, p.bias = over(p, true, true, true), p.window_left = 90;
+  });
+  add("q8_late_heads", e4m3, ScaleKind::none, [](Case& c, Problem& p) {  // V of the last heads is transposed under tiles
+    p.heads_q = 24, p.heads_kv = 3, p.seq_q = p.seq_kv = 130, c.nan_value = 128, p.causal = true;
+  });
   add("q8_left_padding", e4m3, ScaleKind::none, [](Case& c, Problem& p) {
     p.batch = 2, p.left_padding = p.alibi = true, c.left_padding = {70, 5}, p.window_left = 50, p.seq_q = 131;
   });
