@@ -65,7 +65,7 @@ def decode(shape, device):
     lengths = torch.full((batch,), keys, dtype=torch.int32, device=device)
     given = {}
     if pages:
-        k, v, table = benchmark_decode.in_pages(k, v, pages)
+        (k, v), table = benchmark_decode.in_pages([k, v], pages)
         given = {"page_table": table, "seqused_kv": lengths}
     run = attention_over_cache if pages else attention
     return [lambda flag=flag: run(q, k, v, invariant=flag, **given) for flag in (False, True)]

@@ -46,7 +46,8 @@ def contestants(q, k, v, arguments):
 
     calls = {"one piece": call(k, v)}
     for page in arguments.pages:
-        paged = in_pages(k, v, page)
+        stores, table = in_pages([k, v], page)
+        paged = (*stores, table)
         calls[f"page {page}"] = call(*paged)
         if page == arguments.pages[0]:
             calls |= {kernel: call(*paged, kernel) for kernel in arguments.kernels}

@@ -128,8 +128,8 @@ def test_append(layout, by_slots):
         flashinfer.nvfp4_quantize_append_paged_kv_cache_with_slot_mapping(*padded, slots, codes, scales, *sizes, layout)
         places = {0: (2, 1), 3: (0, 7), 4: (3, 5)}
     else:
-        tables = [torch.tensor(x).int() for x in ([2, 0, 3], [0, 2, 3], [3, 6])]
-        sequences, positions = torch.tensor([0, 0, -1, 0, 1]).int(), torch.tensor([1, 8, 4, 2, 5]).int()
+        tables = [torch.tensor(x) for x in ([2, 0, 3], [0, 2, 3], [3, 6])]  # int64 is taken, too
+        sequences, positions = torch.tensor([0, 0, -1, 0, 1]), torch.tensor([1, 8, 4, 2, 5])
         given = (k, v, sequences, positions, codes, scales, *tables, *sizes, layout)
         flashinfer.nvfp4_quantize_append_paged_kv_cache(*given)
         places = {0: (2, 1), 1: (0, 0), 3: (2, 2), 4: (3, 5)}

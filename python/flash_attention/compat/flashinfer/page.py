@@ -231,6 +231,11 @@ def _append(new, pages, batch_indices, positions, kv_indices, kv_indptr, kv_last
     """new: two tensors [nnz, heads, dim] by their names, for pages [num_pages, page_size, heads, dim]."""
     first = pages[0]
     nnz, page_size = len(next(iter(new.values()))), first.shape[1]
+    kv_indptr = as_int32("kv_indptr", kv_indptr, ("batch + 1",))
+    kv_indices = as_int32("kv_indices", kv_indices, ("pages",))
+    kv_last_page_len = as_int32("kv_last_page_len", kv_last_page_len, ("batch",))
+    batch_indices = as_int32("batch_indices", batch_indices, (nnz,))
+    positions = as_int32("positions", positions, (nnz,))
     check_table(kv_indptr, kv_indices, kv_last_page_len, page_size, first.device, "kv_")
     for name, tensor in (("batch_indices", batch_indices), ("positions", positions)):
         check_integers(name, tensor, (nnz,), first.device)
