@@ -110,7 +110,8 @@ __device__ __forceinline__ void next_block(TileWork<W>& work, const Tile& tile, 
   ptx::wgmma_pin(work.scores);
   if constexpr (S::holds_queries) ptx::wgmma_pin(work.queries);
   release(work.wg, work.wg.shared.K_empty[k.stage]);
-  take_biases(work.wg, math, work.wg.num_blocks - 1, block * S::block_kv, kind != Visit::interior);
+  // An interior block reads its biases one by one, unless the fixed order adds them to the scores first.
+  take_biases(work.wg, math, work.wg.num_blocks - 1, block * S::block_kv, S::ordered || kind != Visit::interior);
   const bool raised = softmax(block, rescale);
   release_biases(work.wg, work.wg.num_blocks - 1);
   load_biases(math, following);
