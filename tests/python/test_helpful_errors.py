@@ -92,7 +92,7 @@ FUNCTIONS = public_functions()
 # Their options go to attention(), with tensors that come first.
 WITH_OPTIONS = ("flash_attention.explain", "flash_attention.compile")
 # Nothing but tensors or functions, which are given by place.
-BY_PLACE = ("and_masks", "or_masks", "get_", "append_paged", "merge_state", "fast_decode_plan")
+BY_PLACE = ("and_masks", "or_masks", "get_", "append_paged", "nvfp4_quantize_append", "merge_state", "fast_decode_plan")
 
 
 @pytest.mark.parametrize("name", [name for name in FUNCTIONS if not name.rpartition(".")[2].startswith(BY_PLACE)])
