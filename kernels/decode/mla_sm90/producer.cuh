@@ -120,6 +120,7 @@ struct BoxProducer {
       const bool with_own = has_own_columns<config> && warp == owner_of_own(stage);
       look_up(cursor);
       ptx::mbarrier_wait(shared.empty[stage][warp / 2], at.parity() ^ 1);
+      __syncwarp();  // all lanes have seen it: what lane 0 loads now is soon released, and the parity changes again
       if (sees_all(cursor)) {
         load_boxes(cursor, stage, with_own);
       } else {
