@@ -24,19 +24,20 @@
 #define VERSION_OF_STAT 1
 #endif
 
-#define FORWARD(name, version)                              \
-  __asm__(".symver old_" #name ", " #name "@GLIBC_" version \
-          "\n"                                              \
-          ".globl __wrap_" #name                            \
-          "\n"                                              \
-          ".hidden __wrap_" #name                           \
-          "\n"                                              \
-          ".type __wrap_" #name                             \
-          ", %function\n"                                   \
-          "__wrap_" #name                                   \
-          ":\n"                                             \
-          JUMP_TO("old_" #name)                             \
+// The twin of `name`: a jump to `target`. `version` binds the target to a version of glibc.
+#define TWIN(name, target, version)                      \
+  __asm__(version ".globl __wrap_" #name                 \
+          "\n"                                           \
+          ".hidden __wrap_" #name                        \
+          "\n"                                           \
+          ".type __wrap_" #name                          \
+          ", %function\n"                                \
+          "__wrap_" #name                                \
+          ":\n"                                          \
+          JUMP_TO(target)                                \
           ".size __wrap_" #name ", . - __wrap_" #name "\n");
+#define FORWARD(name, version) TWIN(name, "old_" #name, ".symver old_" #name ", " #name "@GLIBC_" version "\n")
+#define FORWARD_RENAMED(name, old) TWIN(name, #old, "")
 
 FORWARD(dladdr, FIRST)
 FORWARD(dlclose, FIRST)
@@ -66,18 +67,6 @@ FORWARD(pthread_setspecific, FIRST)
 
 // From 2.38 on the headers of C23 give these names to sscanf and strtol's family, which then also read "0b101". Nothing here
 // counts on that.
-#define FORWARD_RENAMED(name, old)                       \
-  __asm__(".globl __wrap_" #name                         \
-          "\n"                                           \
-          ".hidden __wrap_" #name                        \
-          "\n"                                           \
-          ".type __wrap_" #name                          \
-          ", %function\n"                                \
-          "__wrap_" #name                                \
-          ":\n"                                          \
-          JUMP_TO(#old)                                  \
-          ".size __wrap_" #name ", . - __wrap_" #name "\n");
-
 FORWARD_RENAMED(__isoc23_sscanf, sscanf)
 FORWARD_RENAMED(__isoc23_strtol, strtol)
 FORWARD_RENAMED(__isoc23_strtoll, strtoll)

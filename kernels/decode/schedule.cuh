@@ -342,7 +342,7 @@ __device__ __forceinline__ void prefetch_Q(const AttentionArgs& args, const Item
     const auto* row = static_cast<const Element*>(args.Q.data) + item.batch_idx * args.Q.batch_stride +
                       query * args.Q.seq_stride +
                       (item.kv_head_idx * config.group + packed % config.group) * args.Q.head_stride;
-    for (int column = 0; column < config.head_dim; column += 64) ptx::prefetch_l2(row + column);
+    for (int column = 0; column < config.head_dim; column += 64) ptx::prefetch_L2(row + column);
   }
 }
 

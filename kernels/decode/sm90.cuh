@@ -194,7 +194,7 @@ struct DecodeSm90 {
   __device__ __forceinline__ void prefetch_pages() const {
     const int first = static_cast<int>(threadIdx.x) % 32 * 32;
     const int* table = args.page_table + static_cast<long long>(blockIdx.z) * args.page_table_stride;
-    if (first < tile::ceil_div(args.seq_kv, args.page_size)) ptx::prefetch_l2(table + first);
+    if (first < tile::ceil_div(args.seq_kv, args.page_size)) ptx::prefetch_L2(table + first);
   }
 
   __device__ __forceinline__ void produce(int warp, const decode::Run<config>& run) const {

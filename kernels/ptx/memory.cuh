@@ -98,9 +98,4 @@ __device__ __forceinline__ void store_shared(unsigned address, const T& value) {
 #undef FLASH_ATTENTION_LOAD
 #undef FLASH_ATTENTION_STORE
 
-/// prefetch.global.L2 (9.7.9.15): fetches a line that will be needed.
-__device__ __forceinline__ void prefetch_l2(const void* address) {
-  asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
-}
-
 }  // namespace flash_attention::ptx

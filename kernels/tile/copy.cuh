@@ -1,6 +1,8 @@
 #pragma once
 
 #include "ptx/async.cuh"
+#include "ptx/fence.cuh"
+#include "ptx/mbarrier.cuh"
 #include "ptx/memory.cuh"
 #include "tile/sequence.cuh"
 #include "tile/swizzle.cuh"
@@ -9,6 +11,15 @@
 // multiples of 16 bytes.
 
 namespace flash_attention::tile {
+
+/// For wgmma, which reads by another proxy: an arrival of this thread when its copies have landed, but for the last `pending`
+/// groups.
+template <int pending>
+__device__ __forceinline__ void publish(ptx::Mbarrier& full) {
+  ptx::copy_async_wait<pending>();
+  ptx::fence_async_shared();
+  ptx::mbarrier_arrive(full);
+}
 
 /// A thread's part in copying tiles of the same rows, one after another. Rows that do not exist, and columns from `dim`
 /// on, become zero: their copies have 0 bytes, so their addresses are not used. The caller commits and waits.

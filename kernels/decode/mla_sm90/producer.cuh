@@ -26,7 +26,7 @@ __device__ __forceinline__ void prefetch_Q(const AttentionArgs& args, const deco
   const int head_idx = item.kv_head_idx * config.group + packed % config.group;
   const auto Q = tile::query_rows<const ptx::Element<features.dtype>, features>(args.Q, sequence, head_idx);
   const auto* row = Q.row(packed / config.group);
-  for (int column = lane % 2 * 64; column < config.head_dim; column += 128) ptx::prefetch_l2(row + column);
+  for (int column = lane % 2 * 64; column < config.head_dim; column += 128) ptx::prefetch_L2(row + column);
 }
 
 // If no KV block crosses the end of a page (config.producer_warp). Each warp fills one part of the value in both stages; the
@@ -317,7 +317,7 @@ struct CodeProducer {
         const long long start = features.packed ? args.cu_seqlens_kv[next.item.batch_idx] : 0;
         from += next.item.batch_idx * view.batch_stride + (start + j) * view.seq_stride;
       }
-      ptx::prefetch_l2(from + (of_values ? tile::min(128 * line, mla_head_dim_v - 1) : 0));
+      ptx::prefetch_L2(from + (of_values ? tile::min(128 * line, mla_head_dim_v - 1) : 0));
     }
   }
 

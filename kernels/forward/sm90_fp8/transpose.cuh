@@ -30,6 +30,22 @@ struct TransposeStorage {
   }
 };
 static_assert(sizeof(TransposeStorage) == abi::forward_sm90_fp8_transpose_bytes);
+
+/// 16 words with four columns of a key each become four columns of 16 keys.
+__device__ __forceinline__ void transpose_bytes(const unsigned* words, ptx::Vector<unsigned, 4> (&columns)[4]) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const unsigned* four = words + 4 * i;
+    const unsigned low01 = ptx::permute_bytes(four[0], four[1], 0x5140u);  // columns 0 and 1 of two keys
+    const unsigned high01 = ptx::permute_bytes(four[0], four[1], 0x7362u);
+    const unsigned low23 = ptx::permute_bytes(four[2], four[3], 0x5140u);
+    const unsigned high23 = ptx::permute_bytes(four[2], four[3], 0x7362u);
+    columns[0][i] = ptx::permute_bytes(low01, low23, 0x5410u);
+    columns[1][i] = ptx::permute_bytes(low01, low23, 0x7632u);
+    columns[2][i] = ptx::permute_bytes(high01, high23, 0x5410u);
+    columns[3][i] = ptx::permute_bytes(high01, high23, 0x7632u);
+  }
+}
 }  // namespace forward_sm90_fp8
 
 template <abi::ForwardConfig config>
@@ -81,18 +97,7 @@ __device__ __forceinline__ void forward_sm90_fp8_transpose(const abi::AttentionA
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         Words columns[4];
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const unsigned* four = words + 16 * half + 4 * i;
-          const unsigned low01 = ptx::permute_bytes(four[0], four[1], 0x5140u);  // columns 0 and 1 of two keys
-          const unsigned high01 = ptx::permute_bytes(four[0], four[1], 0x7362u);
-          const unsigned low23 = ptx::permute_bytes(four[2], four[3], 0x5140u);
-          const unsigned high23 = ptx::permute_bytes(four[2], four[3], 0x7362u);
-          columns[0][i] = ptx::permute_bytes(low01, low23, 0x5410u);
-          columns[1][i] = ptx::permute_bytes(low01, low23, 0x7632u);
-          columns[2][i] = ptx::permute_bytes(high01, high23, 0x5410u);
-          columns[3][i] = ptx::permute_bytes(high01, high23, 0x7632u);
-        }
+        transpose_bytes(words + 16 * half, columns);
 #pragma unroll
         for (int c = 0; c < 4; ++c) ptx::store_shared(shared.place(4 * lane + c, 2 * warp + half), columns[c]);
       }

@@ -1,10 +1,10 @@
 #pragma once
 
 #include "abi/forward_sm90_fp8.h"
+#include "forward/sm90_fp8/transpose.cuh"
 #include "ptx/atomic.cuh"
 #include "ptx/fence.cuh"
 #include "ptx/memory.cuh"
-#include "ptx/pairs.cuh"
 #include "ptx/path.cuh"
 #include "ptx/registers.cuh"
 #include "ptx/warp.cuh"
@@ -91,18 +91,7 @@ struct Transposition {
     }
     using Column = ptx::Vector<unsigned, 4>;
     Column columns[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const unsigned* four = words + 4 * i;
-      const unsigned low01 = ptx::permute_bytes(four[0], four[1], 0x5140u);  // columns 0 and 1 of two keys
-      const unsigned high01 = ptx::permute_bytes(four[0], four[1], 0x7362u);
-      const unsigned low23 = ptx::permute_bytes(four[2], four[3], 0x5140u);
-      const unsigned high23 = ptx::permute_bytes(four[2], four[3], 0x7362u);
-      columns[0][i] = ptx::permute_bytes(low01, low23, 0x5410u);
-      columns[1][i] = ptx::permute_bytes(low01, low23, 0x7632u);
-      columns[2][i] = ptx::permute_bytes(high01, high23, 0x5410u);
-      columns[3][i] = ptx::permute_bytes(high01, high23, 0x7632u);
-    }
+    transpose_bytes(words, columns);
 #pragma unroll
     for (int c = 0; c < 4; ++c, to += places) ptx::store_global(reinterpret_cast<Column*>(to), columns[c]);
   }

@@ -50,14 +50,6 @@ struct SecondSm90 {
 
   // Copies --------------------------------------------------------------------------------------------------------------
 
-  /// The thread's copies but the last `pending` groups have landed. wgmma reads by another proxy.
-  template <int pending>
-  __device__ __forceinline__ static void publish(ptx::Mbarrier& full) {
-    ptx::copy_async_wait<pending>();
-    ptx::fence_async_shared();
-    ptx::mbarrier_arrive(full);
-  }
-
   __device__ __forceinline__ void copy_all() const {
     const int thread = static_cast<int>(threadIdx.x) - computing;
     const tile::TileRange range = sides.tiles();
@@ -72,9 +64,9 @@ struct SecondSm90 {
       ptx::mbarrier_wait(shared.empty[place.stage], place.phase ^ 1);
       // Hidden, so that addresses are not kept for all tensors from tile to tile.
       sides.template load_columns<copying>(shared.tiles.stages[place.stage], at, ptx::hide_from_compiler(thread));
-      publish<1>(n == 0 ? shared.row_full : shared.full[Place(n - 1).stage]);
+      tile::publish<1>(n == 0 ? shared.row_full : shared.full[Place(n - 1).stage]);
     }
-    publish<0>(shared.full[Place(n - 1).stage]);
+    tile::publish<0>(shared.full[Place(n - 1).stage]);
   }
 
   // Products ------------------------------------------------------------------------------------------------------------

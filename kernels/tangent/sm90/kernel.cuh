@@ -69,14 +69,6 @@ struct TangentSm90 {
 
   // Copies --------------------------------------------------------------------------------------------------------------
 
-  /// The thread's copies but the last `pending` groups have landed. wgmma reads by another proxy.
-  template <int pending>
-  __device__ __forceinline__ static void publish(ptx::Mbarrier& full) {
-    ptx::copy_async_wait<pending>();
-    ptx::fence_async_shared();
-    ptx::mbarrier_arrive(full);
-  }
-
   /// Copies all tiles. Two groups of copies are in flight when an older one is published.
   __device__ __forceinline__ void copy_all() const {
     if (tiles.begin >= tiles.end) return;
@@ -85,7 +77,7 @@ struct TangentSm90 {
     rows.template load_queries<copying>(thread);
     ptx::copy_async_commit();
     VisitedTiles visited(*this);
-    if (!visited.has_tile()) return publish<0>(shared.Q_full);
+    if (!visited.has_tile()) return tile::publish<0>(shared.Q_full);
 #pragma unroll 1
     for (; visited.has_tile(); visited.advance()) {
       const Place place(visited.n), last(visited.n - 1);
@@ -94,18 +86,18 @@ struct TangentSm90 {
       rows.template load_keys<copying>(own.stages[place.stage], visited.kv_begin(), ptx::hide_from_compiler(thread));
       ptx::copy_async_commit();
       if (visited.n == 0) {
-        publish<1>(shared.Q_full);
+        tile::publish<1>(shared.Q_full);
       } else {
-        publish<2>(shared.K_full[last.stage]);
+        tile::publish<2>(shared.K_full[last.stage]);
       }
       ptx::mbarrier_wait(shared.V_empty[place.stage], place.phase ^ 1);
       rows.template load_values<copying>(own.stages[place.stage], visited.kv_begin(), ptx::hide_from_compiler(thread));
       ptx::copy_async_commit();
-      if (visited.n != 0) publish<2>(shared.V_full[last.stage]);
+      if (visited.n != 0) tile::publish<2>(shared.V_full[last.stage]);
     }
     const Place last(visited.n - 1);
-    publish<1>(shared.K_full[last.stage]);
-    publish<0>(shared.V_full[last.stage]);
+    tile::publish<1>(shared.K_full[last.stage]);
+    tile::publish<0>(shared.V_full[last.stage]);
   }
 
   // Products ------------------------------------------------------------------------------------------------------------

@@ -53,6 +53,5 @@ template <typename T>
   emulator::table->access_shared(emulator::Access::store_shared, address, sizeof(T), &value);
 }
 
-inline void prefetch_l2(const void*) {}
 
 }  // namespace flash_attention::ptx
